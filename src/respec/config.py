@@ -1,0 +1,281 @@
+"""The configuration: one frozen pydantic model a room, read from TOML, changed by `--set a.b=value`, never by the program.
+
+Unknown keys are errors that name the nearest known key. Paths are relative to the working directory.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from respec.errors import ConfigError
+from respec.types import Plan, Sampling
+
+
+class Room(BaseModel):
+    """Base of every section: frozen, unknown keys forbidden."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RunConfig(Room):
+    """Where the run lives and how long it goes on."""
+
+    dir: Path = Path("runs/run")
+    seed: int = 0
+    steps: int = Field(100, ge=0)
+    threads: int = Field(0, ge=0, description="CPU threads of generation and training; 0 takes the machine's cores")
+    compare_plain_every: int = Field(
+        0, ge=0, description="every k steps, time the same rollouts without speculation too and compare tokens; 0 never"
+    )
+
+
+class ModelConfig(Room):
+    """The policy. `path` is a local folder or a hub id; `builtin:demo` is the model that ships in the package."""
+
+    path: str
+    dtype: Literal["auto", "bfloat16", "float32", "float64"] = Field("auto", description="of the decoding snapshot")
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    trust_remote_code: bool = False
+
+
+class RewardConfig(Room):
+    """One reward: `task` (the dataset's own scorer), `math` (math-verify against a column), or `module:function`."""
+
+    fn: str = "task"
+    weight: float = 1.0
+    timeout_s: float = Field(30.0, gt=0)
+    fallback: float | None = Field(
+        None, description="used, counted and shown when the function fails; without it: an error"
+    )
+
+
+class TaskConfig(Room):
+    """Prompts and rewards.
+
+    kind `reasoning_gym`: `dataset` names it, `params` are its parameters. kind `jsonl`: `path` (and `eval_path`, or a split of
+    `path`), `prompt_column` (text, or a list of chat messages), `answer_column`, `solution_column` for the warm-up.
+    """
+
+    kind: Literal["reasoning_gym", "jsonl"] = "reasoning_gym"
+    dataset: str = ""
+    params: dict[str, Any] = Field(default_factory=dict)
+    path: Path | None = None
+    eval_path: Path | None = None
+    prompt_column: str = "prompt"
+    answer_column: str = "answer"
+    solution_column: str = "solution"
+    train_size: int = Field(1024, ge=1)
+    eval_size: int = Field(512, ge=0)
+    seed: int = Field(0, description="of the training rows; held-out rows are drawn apart and never overlap")
+    template: str = Field("{prompt}", description="the prompt's text; {prompt} and any column by name")
+    answer_pattern: str = Field(
+        "", description="regular expression; its last match's group 1 is the answer that is scored"
+    )
+    solution: str = Field("", description="`module:function` giving a row's worked solution, for the warm-up")
+    chat: Literal["auto", "never", "always"] = Field("auto", description="auto: when the tokenizer has a chat template")
+    system_prompt: str = ""
+    chat_template_args: dict[str, Any] = Field(default_factory=dict)
+    reward: tuple[RewardConfig, ...] = (RewardConfig(),)
+
+    @model_validator(mode="after")
+    def _needs(self) -> TaskConfig:
+        if self.kind == "reasoning_gym" and not self.dataset:
+            raise ValueError("task.dataset is empty; name a reasoning-gym dataset, for example 'chain_sum'")
+        if self.kind == "jsonl" and self.path is None:
+            raise ValueError("task.path is empty; task.kind = 'jsonl' needs the path of a JSON-lines file")
+        return self
+
+
+class WarmupConfig(Room):
+    """Supervised learning on the task's own worked solutions, before RL. steps 0: none."""
+
+    steps: int = Field(0, ge=0)
+    batch_size: int = Field(32, ge=1)
+    lr: float = Field(1e-3, gt=0)
+    warmup_steps: int = Field(20, ge=0)
+    weight_decay: float = Field(0.01, ge=0)
+    grad_clip: float = Field(1.0, gt=0)
+    train_size: int = Field(4096, ge=1, description="rows drawn for it, apart from the held-out rows")
+    save_to: Path | None = None
+
+
+class RolloutConfig(Room):
+    """How completions are drawn in training."""
+
+    prompts_per_step: int = Field(16, ge=1)
+    group_size: int = Field(8, ge=1)
+    max_new_tokens: int = Field(128, ge=1)
+    temperature: float = Field(1.0, ge=0)
+    top_k: int = Field(0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    min_p: float = Field(0.0, ge=0, lt=1)
+    stop: tuple[str, ...] = ()
+    max_batch: int = Field(64, ge=1, description="sequences decoded at once")
+    prefill_chunk: int = Field(256, ge=8)
+
+    def sampling(self) -> Sampling:
+        return Sampling(self.max_new_tokens, self.temperature, self.top_k, self.top_p, self.min_p, self.stop)
+
+
+class SpeculationConfig(Room):
+    """Which drafter, and the static plan. `off` is plain decoding."""
+
+    drafter: Literal["off", "ngram", "suffix"] = "suffix"
+    mode: Literal["matching"] = "matching"
+    s: int = Field(6, ge=1, le=64, description="longest draft")
+    min_match: int = Field(1, ge=1, description="shortest context that may propose")
+    min_confidence: float = Field(
+        0.3, ge=0, le=1, description="a draft stops where its estimated path probability falls below"
+    )
+    history_tokens: int = Field(
+        4_000_000, ge=0, description="token budget of the suffix index; oldest rows leave first"
+    )
+
+    def plan(self) -> Plan:
+        return Plan() if self.drafter == "off" else Plan(self.drafter, self.s, 1, self.s)
+
+
+class PolicyConfig(Room):
+    """The policy learner. `algorithm` is a preset of estimator x surrogate x aggregation x correction; a factor set here wins."""
+
+    algorithm: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    estimator: str | None = None
+    surrogate: str | None = None
+    aggregation: str | None = None
+    correction: str | None = None
+    lr: float = Field(1e-5, gt=0)
+    warmup_steps: int = Field(0, ge=0)
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    weight_decay: float = Field(0.0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    grad_clip: float = Field(1.0, gt=0)
+    clip_low: float = Field(0.2, ge=0)
+    clip_high: float = Field(0.2, ge=0)
+    correction_cap: float = Field(2.0, gt=0)
+    epochs: int = Field(1, ge=1, description="passes over one step's samples")
+    minibatches: int = Field(1, ge=1, description="optimizer steps per pass")
+    tokens_per_microbatch: int = Field(4096, ge=1, description="gradient accumulation: packed tokens per forward pass")
+    logit_chunk: int = Field(1024, ge=1, description="completion tokens whose logits are held at once")
+    mask_truncated: bool = Field(False, description="leave truncated completions out of the loss")
+
+
+class EvalConfig(Room):
+    """Held-out evaluation, under its own sampling settings."""
+
+    every: int = Field(0, ge=0, description="0: only before and after")
+    items: int = Field(256, ge=0, description="of the held-out rows, at each evaluation within the run")
+    final_items: int = Field(0, ge=0, description="before and after; 0 takes all held-out rows")
+    temperature: float = Field(0.0, ge=0)
+    top_k: int = Field(0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    max_new_tokens: int | None = Field(None, description="None: as in training")
+
+
+class CheckpointConfig(Room):
+    """When to save, and how many to keep. Whichever comes first; 0 is never."""
+
+    every_steps: int = Field(10, ge=0)
+    every_minutes: float = Field(10.0, ge=0)
+    keep: int = Field(2, ge=1)
+
+
+class ReportConfig(Room):
+    """What is recorded beside metrics.jsonl."""
+
+    tensorboard: bool = True
+    rollouts_per_step: int = Field(0, ge=0, description="rollouts of each step kept in the run folder; 0 keeps all")
+    rollout_every: int = Field(1, ge=1)
+
+
+class Config(Room):
+    """A whole run."""
+
+    run: RunConfig = RunConfig()
+    model: ModelConfig
+    task: TaskConfig
+    warmup: WarmupConfig = WarmupConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
+    policy: PolicyConfig = PolicyConfig()
+    eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    report: ReportConfig = ReportConfig()
+
+    def eval_sampling(self) -> Sampling:
+        new = self.eval.max_new_tokens or self.rollout.max_new_tokens
+        return Sampling(new, self.eval.temperature, self.eval.top_k, self.eval.top_p, 0.0, self.rollout.stop)
+
+
+def load_config(path: Path, overrides: tuple[str, ...] = ()) -> Config:
+    """Reads a TOML file and applies `a.b=value` overrides (values in TOML syntax; a bare word is a string).
+
+    Raises ConfigError for a missing file, bad TOML, an unknown key (naming the nearest known one) or a value out of range.
+    """
+    try:
+        tree = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"there is no configuration file at '{path}'; see examples/ for ones to start from") from None
+    except (IsADirectoryError, PermissionError, UnicodeDecodeError) as error:
+        raise ConfigError(f"'{path}' cannot be read as a configuration: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"'{path}' is not valid TOML: {error}") from None
+    for override in overrides:
+        _apply(tree, override)
+    return parse_config(tree, str(path))
+
+
+def parse_config(tree: dict[str, Any], origin: str = "the configuration") -> Config:
+    """Validates a tree of plain values. Raises ConfigError."""
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        lines = [_explain(item) for item in error.errors()]
+        raise ConfigError(f"in {origin}:\n" + "\n".join(f"  {line}" for line in lines)) from None
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not separator or not all(parts):
+        raise ConfigError(f"--set takes section.key=value, for example policy.lr=1e-5; got '{override}'")
+    try:
+        value = tomllib.loads(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    node: Any = tree
+    for part in parts[:-1]:
+        node = node.setdefault(part, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"--set {key}: '{part}' is a value, not a section")
+    node[parts[-1]] = value
+
+
+def _explain(item: Any) -> str:
+    location = [str(part) for part in item["loc"] if not str(part).startswith("function-")]
+    where = ".".join(location)
+    if item["type"] == "extra_forbidden":
+        known = _keys_at(location[:-1])
+        near = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.5)
+        hint = f"did you mean '{near[0]}'?" if near else "known here: " + ", ".join(sorted(known))
+        return f"{where}: there is no such key; {hint}"
+    if item["type"] == "missing":
+        return f"{where}: is missing and has no default"
+    got = f" (got {item['input']!r})" if not isinstance(item["input"], dict) else ""
+    return f"{where or 'the configuration'}: {item['msg'].removeprefix('Value error, ')}{got}"
+
+
+def _keys_at(location: list[str]) -> list[str]:
+    model: type[BaseModel] = Config
+    for part in location:
+        if part.isdigit():
+            continue
+        annotation = model.model_fields[part].annotation
+        candidates = [annotation, *get_args(annotation)]
+        model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+    return list(model.model_fields)
