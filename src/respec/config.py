@@ -158,6 +158,9 @@ class PolicyConfig(Room):
     clip_low: float = Field(0.2, ge=0)
     clip_high: float = Field(0.2, ge=0)
     correction_cap: float = Field(2.0, gt=0)
+    loss_constant: int | None = Field(
+        None, ge=1, description="tokens: divisor of aggregation 'constant'; None takes rollout.max_new_tokens"
+    )
     epochs: int = Field(1, ge=1, description="passes over one step's samples")
     minibatches: int = Field(1, ge=1, description="optimizer steps per pass")
     tokens_per_microbatch: int = Field(4096, ge=1, description="gradient accumulation: packed tokens per forward pass")

@@ -242,6 +242,17 @@ class UpdateStats:
 
 
 @dataclass(frozen=True)
+class WarmupStats:
+    """What `policy.warmup.warm_up` did. Losses are means over solution tokens (nats), `tokens` all tokens passed forward."""
+
+    steps: int
+    first_loss: float
+    last_loss: float
+    tokens: int
+    wall_s: float
+
+
+@dataclass(frozen=True)
 class EvalResult:
     """Held-out evaluation under its own sampling settings. `reward_I` is in the order of the held-out rows."""
 

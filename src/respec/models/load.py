@@ -1,0 +1,145 @@
+"""Loads a causal language model to be trained, or says why it cannot be."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from respec.config import ModelConfig
+from respec.errors import ModelError
+from respec.models.packed_attention import PACKED
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+# Those whose rotary frequencies do not depend on the length of what has been read so far.
+STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+BUILTIN = "builtin:demo"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The model being trained, with what is needed to talk to it. Made by `load_policy`, read by the engine and the learner.
+
+    `model` holds the trainer's weights (float32, or float64) and is in eval mode: dropout would make the old policy a
+    different one in each pass. `eos_token_ids` end a completion; `context_length` is in tokens.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int
+    context_length: int
+
+
+def load_policy(config: ModelConfig) -> Policy:
+    """Loads a local folder, a hub id, or `builtin:demo`, for training with packed attention.
+
+    Raises ModelError, with the reason, for what is not there, has no tokenizer or no EOS token, is of another family, or uses
+    what the engine cannot keep exact: sliding windows, quantized weights, rotary frequencies that change with the length.
+    """
+    source = _source(config.path)
+    shared = {"trust_remote_code": config.trust_remote_code}
+    try:
+        hf_config = AutoConfig.from_pretrained(source, **shared)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(_unreadable(config.path, error)) from None
+    refuse(hf_config, config.path)
+    tokenizer = _tokenizer(config, source)
+    dtype = torch.float64 if config.dtype == "float64" else torch.float32
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source, config=hf_config, dtype=dtype, attn_implementation=PACKED, output_loading_info=True, **shared
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelError(f"the weights of '{config.path}' cannot be loaded: {_first_line(error)}") from None
+    if report["missing_keys"]:
+        missing = sorted(report["missing_keys"])
+        raise ModelError(
+            f"'{config.path}' lacks {len(missing)} of the model's weights (first: {missing[0]}), which would start at random; "
+            "take a complete checkpoint"
+        )
+    if len(tokenizer) > model.config.vocab_size:
+        raise ModelError(
+            f"'{config.path}': the tokenizer knows {len(tokenizer)} tokens, the model only {model.config.vocab_size}; "
+            "they do not belong together"
+        )
+    eos = _eos(model, tokenizer, config.path)
+    return Policy(
+        model=model.to(_device(config.device)).eval(),
+        tokenizer=tokenizer,
+        eos_token_ids=eos,
+        pad_token_id=eos[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+        context_length=model.config.max_position_embeddings,
+    )
+
+
+def refuse(hf_config: Any, path: str) -> None:
+    """Raises ModelError if a model with this transformers configuration cannot be handled; returns nothing otherwise."""
+    if hf_config.model_type not in FAMILIES:
+        raise ModelError(f"'{path}' is of family '{hf_config.model_type}'; handled are {', '.join(FAMILIES)}")
+    if getattr(hf_config, "quantization_config", None):
+        raise ModelError(f"'{path}' is a quantized checkpoint, which cannot be trained; take the unquantized one")
+    if "sliding_attention" in (getattr(hf_config, "layer_types", None) or ()):
+        raise ModelError(
+            f"'{path}' uses sliding-window attention in some layers, which is not handled; if its context is not needed beyond "
+            "the window, set use_sliding_window to false in its config.json"
+        )
+    rope = (getattr(hf_config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope not in STATIC_ROPE:
+        raise ModelError(
+            f"'{path}' scales its rotary positions by '{rope}', so that a token's key depends on the length of what follows; "
+            f"handled are {', '.join(STATIC_ROPE)}"
+        )
+
+
+def _source(path: str) -> str:
+    if path.startswith("builtin:"):
+        folder = Path(__file__).parent / path.removeprefix("builtin:")
+        if path != BUILTIN or not folder.is_dir():
+            raise ModelError(f"model.path: there is no built-in model '{path}' in this installation (known: {BUILTIN})")
+        return str(folder)
+    if Path(path).expanduser().is_dir():
+        return str(Path(path).expanduser())
+    if not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", path):
+        raise ModelError(f"model.path: there is no folder '{path}', and it is not a hub id (like 'owner/name')")
+    return path
+
+
+def _unreadable(path: str, error: Exception) -> str:
+    if Path(path).expanduser().is_dir():
+        return f"the folder '{path}' holds no model transformers can read: {_first_line(error)}"
+    return f"there is no folder '{path}' and it could not be fetched from the hub either: {_first_line(error)}"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _tokenizer(config: ModelConfig, source: str) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
+    except Exception as error:  # the tokenizer backends raise kinds of their own for a missing or broken file
+        raise ModelError(f"'{config.path}' has no tokenizer that can be loaded: {_first_line(error)}") from None
+    return tokenizer
+
+
+def _eos(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: str) -> tuple[int, ...]:
+    """Whatever generation config or tokenizer call EOS, ascending; chat models often end their turns with another than the base's."""
+    declared = model.generation_config.eos_token_id if model.generation_config is not None else None
+    found = set(declared if isinstance(declared, list | tuple) else [declared]) | {tokenizer.eos_token_id}
+    eos = tuple(sorted(token for token in found if token is not None))
+    if not eos:
+        raise ModelError(f"'{path}' has no EOS token, so no completion would ever end; set it in its generation_config.json")
+    return eos
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ModelError("model.device is 'cuda', but this machine or this torch has no CUDA; use 'auto' or 'cpu'")
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)

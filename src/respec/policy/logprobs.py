@@ -1,0 +1,82 @@
+"""Log-probabilities of completion tokens, with logits only there and never more than one chunk of them at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from transformers import PreTrainedModel
+
+from respec.models.packed_attention import packed_hidden
+from respec.types import Batch
+
+
+def token_logprobs(
+    model: PreTrainedModel, batch: Batch, logit_chunk: int
+) -> tuple[Float[torch.Tensor, "C"], Float[torch.Tensor, "C"]]:
+    """Log-probability of each completion token and entropy (nats) of its distribution, at the batch's temperature.
+
+    Temperature only, no truncation; temperature 0 is read as 1, as in `Rollout.logprob_T`. float32, or float64 for a float64
+    model. The log-probabilities carry gradients, the entropy does not. `logit_chunk`: completion tokens whose logits
+    are held at once. `batch` must lie on the model's device. Raises ModelError if the model does not use packed attention.
+    """
+    hidden_NE = packed_hidden(model, batch.token_N, batch.position_N, batch.start_S)
+    weight_VE = model.get_output_embeddings().weight
+    return _HeadLogprob.apply(
+        hidden_NE.index_select(0, batch.predict_C), weight_VE, batch.target_C, batch.temperature or 1.0, logit_chunk
+    )
+
+
+class _HeadLogprob(torch.autograd.Function):
+    """Language-model head and log-softmax together, chunk by chunk; the backward pass computes the logits again.
+
+    d logprob_i / d logit_iv = ([v = target_i] - p_iv), so nothing of a chunk needs keeping but its log-normaliser.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_CE: Float[torch.Tensor, "C E"],
+        weight_VE: Float[torch.Tensor, "V E"],
+        target_C: Int[torch.Tensor, "C"],
+        temperature: float,
+        chunk: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        dtype = torch.promote_types(hidden_CE.dtype, torch.float32)
+        logprob_C = hidden_CE.new_empty(len(target_C), dtype=dtype)
+        entropy_C, norm_C = torch.empty_like(logprob_C), torch.empty_like(logprob_C)
+        for part in _parts(len(target_C), chunk):
+            logit_cV = _logits(hidden_CE[part], weight_VE, temperature)
+            norm_C[part] = torch.logsumexp(logit_cV, dim=1)
+            logprob_C[part] = logit_cV.gather(1, target_C[part, None])[:, 0] - norm_C[part]
+            surprise_cV = logit_cV.sub_(norm_C[part, None])
+            entropy_C[part] = -(torch.exp(surprise_cV).mul_(surprise_cV)).sum(dim=1)
+        ctx.save_for_backward(hidden_CE, weight_VE, target_C, norm_C)
+        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.mark_non_differentiable(entropy_C)
+        return logprob_C, entropy_C
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
+        scaled_C = gradients[0] / ctx.temperature
+        hidden_CE, weight_VE, target_C, norm_C = ctx.saved_tensors
+        hidden_grad_CE, weight_grad_VE = torch.empty_like(hidden_CE), torch.zeros_like(weight_VE)
+        for part in _parts(len(target_C), ctx.chunk):
+            slope_cV = _logits(hidden_CE[part], weight_VE, ctx.temperature)
+            slope_cV.sub_(norm_C[part, None]).exp_().mul_(-scaled_C[part, None])
+            slope_cV.scatter_add_(1, target_C[part, None], scaled_C[part, None])
+            slope_cV = slope_cV.to(weight_VE.dtype)
+            hidden_grad_CE[part] = slope_cV @ weight_VE
+            weight_grad_VE.addmm_(slope_cV.T, hidden_CE[part])
+        return hidden_grad_CE, weight_grad_VE, None, None, None
+
+
+def _parts(count: int, chunk: int) -> list[slice]:
+    return [slice(begin, begin + chunk) for begin in range(0, count, chunk)]
+
+
+def _logits(hidden_cE: torch.Tensor, weight_VE: torch.Tensor, temperature: float) -> Float[torch.Tensor, "c V"]:
+    logit_cV = hidden_cE @ weight_VE.T
+    logit_cV = logit_cV.to(torch.promote_types(logit_cV.dtype, torch.float32))
+    return logit_cV if temperature == 1.0 else logit_cV.div_(temperature)

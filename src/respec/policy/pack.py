@@ -1,0 +1,96 @@
+"""Packing: sequences laid end to end in flat tensors, without padding, cut into micro-batches by a token budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from respec.errors import TaskError
+from respec.types import Batch, Sample
+
+
+def pack(samples: Sequence[Sample], tokens_per_microbatch: int, temperature: float) -> tuple[Batch, ...]:
+    """Packs samples (prompt and completion) into batches of at most `tokens_per_microbatch` tokens, longest first.
+
+    A sequence longer than the budget gets a batch of its own; sequences of one batch are of neighbouring lengths, so that
+    attention pads little. Depends on the samples and their order alone. Raises TaskError for a prompt without tokens.
+    """
+    return tuple(
+        _lay_out([samples[i] for i in indices], temperature)
+        for indices in bins([_length(sample) for sample in samples], tokens_per_microbatch)
+    )
+
+
+def bins(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Indices of `lengths`, longest first (equal ones in their order), cut so that each bin's sum stays within the budget."""
+    filled: list[list[int]] = []
+    room = 0
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if not filled or lengths[index] > room:
+            filled.append([])
+            room = budget
+        filled[-1].append(index)
+        room -= lengths[index]
+    return filled
+
+
+def lay_out(
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int] | np.ndarray],
+    temperature: float,
+    advantage: Sequence[np.ndarray] = (),
+    rollout_logprob: Sequence[np.ndarray] = (),
+    kept_logmass: Sequence[np.ndarray] = (),
+    truncated: Sequence[bool] = (),
+) -> Batch:
+    """One batch of the sequences prompt + completion, in the order given; the numbers per completion token default to zero."""
+    prompt_S = np.array([len(prompt) for prompt in prompts])
+    completion_S = np.array([len(completion) for completion in completions])
+    start = np.concatenate([[0], np.cumsum(prompt_S + completion_S)])
+    token = np.concatenate([np.asarray(part, dtype=np.int64) for pair in zip(prompts, completions) for part in pair])
+    first_S = start[:-1] + prompt_S
+    completion_index = np.concatenate([np.arange(a, b) for a, b in zip(first_S, start[1:])])
+    position = np.arange(len(token)) - np.repeat(start[:-1], prompt_S + completion_S)
+
+    def per_token(parts: Sequence[np.ndarray]) -> torch.Tensor:
+        flat = np.concatenate(parts) if len(parts) else np.zeros(len(completion_index))
+        return torch.from_numpy(flat.astype(np.float32))
+
+    return Batch(
+        token_N=torch.from_numpy(token),
+        position_N=torch.from_numpy(position),
+        start_S=torch.from_numpy(start),
+        predict_C=torch.from_numpy(completion_index - 1),
+        target_C=torch.from_numpy(token[completion_index]),
+        sequence_C=torch.from_numpy(np.repeat(np.arange(len(prompt_S)), completion_S)),
+        advantage_C=per_token(advantage),
+        rollout_logprob_C=per_token(rollout_logprob),
+        kept_logmass_C=per_token(kept_logmass),
+        temperature=temperature,
+        truncated_S=torch.tensor(truncated or [False] * len(prompt_S)),
+    )
+
+
+def _length(sample: Sample) -> int:
+    rollout = sample.scored.rollout
+    if not rollout.prompt.token_ids:
+        raise TaskError(
+            f"row {rollout.prompt.row}: the prompt has no tokens, so nothing predicts its completion's first token; "
+            "give task.template some text, or use a tokenizer that begins with a BOS token"
+        )
+    return len(rollout.prompt.token_ids) + len(rollout.token_T)
+
+
+def _lay_out(samples: Sequence[Sample], temperature: float) -> Batch:
+    rollouts = [sample.scored.rollout for sample in samples]
+    return lay_out(
+        [rollout.prompt.token_ids for rollout in rollouts],
+        [rollout.token_T for rollout in rollouts],
+        temperature,
+        advantage=[sample.advantage_T for sample in samples],
+        rollout_logprob=[rollout.logprob_T - rollout.kept_logmass_T for rollout in rollouts],
+        kept_logmass=[rollout.kept_logmass_T for rollout in rollouts],
+        truncated=[rollout.truncated for rollout in rollouts],
+    )
