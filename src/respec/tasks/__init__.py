@@ -1,0 +1,1 @@
+"""Tasks: prompts and rewards. Empty on purpose: the reward worker imports this package and must start fast."""

@@ -1,0 +1,73 @@
+"""Drawing different prompts from a reasoning-gym dataset: endless, by seed, never the same prompt twice."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Set
+from typing import Any
+
+from respec.config import TaskConfig
+from respec.errors import TaskError
+from respec.tasks.process import WorkerLost, WorkerProcess, WorkerRaised
+from respec.tasks.render import Rendered, Renderer, Row
+
+_CHUNK = 512
+_PIECE = 32
+_LIMIT_S = 600.0
+"""Seconds that one piece of rows may take: some parameters send a dataset's generator round in circles for ever."""
+
+
+def draw(
+    process: WorkerProcess,
+    config: TaskConfig,
+    renderer: Renderer,
+    stream: str,
+    count: int,
+    without: Set[str],
+    key: str,
+) -> tuple[Rendered, ...]:
+    """`count` rows with different prompt texts, none of them in `without`: a function of `config`, `stream` and these.
+
+    Goes on until a whole chunk brings nothing new. Then, and for a bad name or bad parameters, raises TaskError; `key` is
+    the configuration key that asked for the rows.
+    """
+    found: dict[str, Rendered] = {}
+    # At least as many draws in a chunk as are wanted: one without anything new then means that little is left.
+    size = max(_CHUNK, count)
+    chunk = 0
+    while len(found) < count:
+        before = len(found)
+        _ask(process, config, "open", (config.dataset, config.params, _derive(config.seed, stream, chunk), size))
+        for start in range(0, size, _PIECE):
+            for columns in _ask(process, config, "rows", (start, min(start + _PIECE, size))):
+                fields = {**columns["metadata"], **columns}
+                row = Row(columns["question"], fields, columns, f"a row of '{config.dataset}'")
+                item = renderer.render(row)
+                if item.text not in without and len(found) < count:
+                    found.setdefault(item.text, item)
+            if len(found) == count:
+                break
+        chunk += 1
+        if len(found) == before:
+            apart = f" besides the {len(without)} held-out ones" if without else ""
+            raise TaskError(
+                f"{key} asks for {count} different prompts, but reasoning-gym's '{config.dataset}' with these parameters "
+                f"gave only {len(found)}{apart}; lower {key}, or widen task.params"
+            )
+    return tuple(found.values())
+
+
+def _ask(process: WorkerProcess, config: TaskConfig, kind: str, payload: Any) -> Any:
+    try:
+        return process.ask(kind, payload, _LIMIT_S)
+    except (WorkerLost, WorkerRaised) as error:
+        raise TaskError(
+            f"making rows of reasoning-gym's '{config.dataset}' with {config.params} failed: its process {error}; "
+            "change task.params"
+        ) from error
+
+
+def _derive(seed: int, stream: str, chunk: int) -> int:
+    """A seed far from its neighbours: reasoning-gym seeds row i with seed + i, so that near seeds share rows."""
+    digest = hashlib.sha256(f"{seed}/{stream}/{chunk}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1

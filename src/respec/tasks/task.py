@@ -1,0 +1,171 @@
+"""A task: prompts to train on, prompts held out, worked solutions for the warm-up, and the dataset's own scorer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from respec.config import TaskConfig
+from respec.errors import ConfigError, TaskError
+from respec.tasks import jsonl
+from respec.tasks.draw import draw
+from respec.tasks.functions import resolve_function
+from respec.tasks.process import WorkerProcess
+from respec.tasks.render import Rendered, Renderer
+from respec.tasks.scorer import Scorer
+from respec.types import Prompt
+
+BUILT_IN = ("task", "math")
+"""Rewards that are not user functions: the dataset's own scorer, and math-verify."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What `load_task` makes; read by the loop, the warm-up and the reward worker.
+
+    `train` holds rows 0..n-1 and `held_out` the rows after them; no prompt text is in both, and none is twice in either.
+    `reward_min` is the least reward that the configured rewards declare (built-in ones are in [0, 1]; a user function
+    declares nothing and counts as 0).
+    """
+
+    name: str
+    train: tuple[Prompt, ...]
+    held_out: tuple[Prompt, ...]
+    reward_min: float
+    scorer: Scorer
+    solve: Callable[[int], tuple[tuple[Prompt, str], ...]]
+
+    def score(self, prompt: Prompt, completion: str) -> float:
+        """The dataset's own score of a completion, in [0, 1]. In this process and without a time limit."""
+        return self.scorer.task(prompt.columns, completion)
+
+    def worked(self, n: int) -> tuple[tuple[Prompt, str], ...]:
+        """`n` prompts with their worked solutions, none of them held out; of a JSON-lines file, at most what it has.
+
+        Row ids go on after the held-out rows. Raises TaskError if the task has no worked solutions, if one cannot be
+        made, or if a generated dataset has too few different prompts.
+        """
+        return self.solve(n)
+
+
+def load_task(config: TaskConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, max_new_tokens: int) -> Task:
+    """Reads or draws the rows, renders and tokenizes them, and checks that each fits. Deterministic in `config.seed`.
+
+    Raises TaskError for data that cannot be used and ConfigError for a bad `answer_pattern` or `solution`; both before
+    any model has run.
+    """
+    _check_pattern(config.answer_pattern)
+    solution = resolve_function(config.solution, "task.solution") if config.solution else None
+    renderer = Renderer(config, tokenizer, context_length, max_new_tokens)
+    if config.kind == "reasoning_gym":
+        return _load_gym(config, renderer, solution)
+    return _load_jsonl(config, renderer, solution)
+
+
+def _load_gym(config: TaskConfig, renderer: Renderer, solution: Callable[..., Any] | None) -> Task:
+    with closing(WorkerProcess()) as process:
+        held = draw(process, config, renderer, "held-out", config.eval_size, frozenset(), "task.eval_size")
+        held_texts = frozenset(item.text for item in held)
+        train = draw(process, config, renderer, "train", config.train_size, held_texts, "task.train_size")
+
+    def solve(n: int) -> tuple[tuple[Prompt, str], ...]:
+        if solution is None:
+            raise TaskError(
+                f"reasoning-gym's '{config.dataset}' comes without worked solutions; set task.solution = 'module:function' "
+                "(for chain_sum 'respec.tasks.worked:chain_sum'), or warmup.steps = 0"
+            )
+        solver = solution
+        with closing(WorkerProcess()) as process:
+            rows = draw(process, config, renderer, "worked", n, held_texts, "warmup.train_size")
+        return _pair(
+            rows,
+            renderer,
+            len(train) + len(held),
+            lambda item: _solved(solver, config.solution, item, item.row.columns),
+        )
+
+    scorer = Scorer("answer", config.answer_pattern, config.dataset, config.params)
+    return _task(config, config.dataset, train, held, renderer, scorer, solve)
+
+
+def _load_jsonl(config: TaskConfig, renderer: Renderer, solution: Callable[..., Any] | None) -> Task:
+    assert config.path is not None
+    needs_answer = any(reward.fn in BUILT_IN for reward in config.reward)
+    rows = [renderer.render(row) for row in jsonl.read_rows(config.path, config, needs_answer)]
+    apart = None
+    if config.eval_path is not None:
+        apart = [renderer.render(row) for row in jsonl.read_rows(config.eval_path, config, needs_answer)]
+    train, held, rest = jsonl.split(rows, apart, config)
+
+    def solve(n: int) -> tuple[tuple[Prompt, str], ...]:
+        def text(item: Rendered) -> str:
+            if solution is not None:
+                return _solved(solution, config.solution, item, item.row.fields)
+            value = jsonl.need(item.row.fields, config.solution_column, "solution_column", item.row.place)
+            return _text(value, f"column '{config.solution_column}'", item)
+
+        chosen = jsonl.shuffled_for("worked", rest, config.seed)[:n]
+        if solution is None and not any(config.solution_column in item.row.fields for item in chosen):
+            raise TaskError(
+                f"'{config.path}' has no worked solutions: there is no column '{config.solution_column}' "
+                "(task.solution_column), and task.solution names no function; set either, or warmup.steps = 0"
+            )
+        return _pair(chosen, renderer, len(train) + len(held), text)
+
+    scorer = Scorer(config.answer_column, config.answer_pattern)
+    return _task(config, config.path.stem, train, held, renderer, scorer, solve)
+
+
+def _task(
+    config: TaskConfig,
+    name: str,
+    train: tuple[Rendered, ...],
+    held: tuple[Rendered, ...],
+    renderer: Renderer,
+    scorer: Scorer,
+    solve: Callable[[int], tuple[tuple[Prompt, str], ...]],
+) -> Task:
+    least = sum(min(0.0, reward.weight) for reward in config.reward if reward.fn in BUILT_IN)
+    return Task(name, renderer.prompts(train, 0), renderer.prompts(held, len(train)), float(least), scorer, solve)
+
+
+def _pair(
+    rows: tuple[Rendered, ...], renderer: Renderer, first_row: int, text: Callable[[Rendered], str]
+) -> tuple[tuple[Prompt, str], ...]:
+    return tuple(zip(renderer.prompts(rows, first_row), [text(item) for item in rows], strict=True))
+
+
+def _solved(solution: Callable[..., Any], spec: str, item: Rendered, row: Mapping[str, Any]) -> str:
+    try:
+        value = solution(dict(row))
+    except Exception as error:
+        raise TaskError(
+            f"task.solution '{spec}' raised {type(error).__name__}: {error} on {item.row.place}, prompt "
+            f"{item.text[:80]!r}; mend the function"
+        ) from error
+    return _text(value, f"task.solution '{spec}'", item)
+
+
+def _text(value: Any, source: str, item: Rendered) -> str:
+    if isinstance(value, str) and value:
+        return value
+    got = "an empty text" if value == "" else f"a {type(value).__name__}"
+    raise TaskError(f"{source} gave {got} on {item.row.place}, prompt {item.text[:80]!r}; a solution must be text")
+
+
+def _check_pattern(pattern: str) -> None:
+    if not pattern:
+        return
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        raise ConfigError(f"task.answer_pattern {pattern!r} is not a regular expression: {error}") from None
+    if groups < 1:
+        raise ConfigError(
+            f"task.answer_pattern {pattern!r} has no group; put parentheses round the answer, as in 'Answer: (.+)'"
+        )
