@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from respec.config import ModelConfig
@@ -54,7 +55,7 @@ def load_policy(config: ModelConfig) -> Policy:
         model, report = AutoModelForCausalLM.from_pretrained(
             source, config=hf_config, dtype=dtype, attn_implementation=PACKED, output_loading_info=True, **shared
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"the weights of '{config.path}' cannot be loaded: {_first_line(error)}") from None
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
@@ -124,6 +125,11 @@ def _tokenizer(config: ModelConfig, source: str) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
     except Exception as error:  # the tokenizer backends raise kinds of their own for a missing or broken file
         raise ModelError(f"'{config.path}' has no tokenizer that can be loaded: {_first_line(error)}") from None
+    # Without its files, transformers makes some families an empty tokenizer of their usual special tokens.
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise ModelError(
+            f"'{config.path}' has no tokenizer that can be loaded: there is no vocabulary beside the model"
+        )
     return tokenizer
 
 
@@ -133,7 +139,9 @@ def _eos(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: str) 
     found = set(declared if isinstance(declared, list | tuple) else [declared]) | {tokenizer.eos_token_id}
     eos = tuple(sorted(token for token in found if token is not None))
     if not eos:
-        raise ModelError(f"'{path}' has no EOS token, so no completion would ever end; set it in its generation_config.json")
+        raise ModelError(
+            f"'{path}' has no EOS token, so no completion would ever end; set it in its generation_config.json"
+        )
     return eos
 
 

@@ -86,13 +86,14 @@ def _packed_attention(
         row = heads[0].transpose(0, 1).reshape(-1, count * width)
         return _Move.apply(row, packed, True).view(packed.sequences, packed.longest, count, width).transpose(1, 2)
 
+    query_grid, key_grid, value_grid = to_grid(query), to_grid(key), to_grid(value)
+    share = query.shape[1] // key.shape[1]
+    # The CPU's fused kernel reads shared heads as they are; on CUDA the float32 one does not, and the fallback needs S H L L.
+    grouped = share > 1 and query.device.type == "cpu"
+    if share > 1 and not grouped:
+        key_grid, value_grid = key_grid.repeat_interleave(share, 1), value_grid.repeat_interleave(share, 1)
     mixed = F.scaled_dot_product_attention(
-        to_grid(query),
-        to_grid(key),
-        to_grid(value),
-        is_causal=True,
-        scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
+        query_grid, key_grid, value_grid, is_causal=True, scale=scaling, enable_gqa=grouped
     )
     row = mixed.transpose(1, 2).reshape(packed.sequences * packed.longest, -1)
     return _Move.apply(row, packed, False).view(1, -1, query.shape[1], query.shape[3]), None

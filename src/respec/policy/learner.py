@@ -101,7 +101,9 @@ class PolicyLearner:
                     losses.append(sum(item.loss for item in passes[first:]))
                     lr = self._rate(epoch * len(minibatches) + index)
                     if any(item.learned for item in passes[first:]):
-                        norms.append(checked_step(self._optimizer, lr, self._config.grad_clip, losses[-1], "policy update"))
+                        norms.append(
+                            checked_step(self._optimizer, lr, self._config.grad_clip, losses[-1], "policy update")
+                        )
                         self._optimizer_steps += 1
         finally:
             self._optimizer.zero_grad()

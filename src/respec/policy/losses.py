@@ -88,7 +88,10 @@ def tis(old_C: Tokens, rollout_C: Tokens, bounds: Bounds) -> Tokens:
     return torch.exp(old_C - rollout_C).clamp(max=bounds.correction_cap)
 
 
-SURROGATES: dict[str, Callable[[Tokens, Tokens, Tokens, Bounds], Terms]] = {"ppo_clip": ppo_clip, "reinforce": reinforce}
+SURROGATES: dict[str, Callable[[Tokens, Tokens, Tokens, Bounds], Terms]] = {
+    "ppo_clip": ppo_clip,
+    "reinforce": reinforce,
+}
 AGGREGATIONS: dict[str, Callable[[Int[torch.Tensor, "C"], Counts], Tokens]] = {
     "sequence_mean": sequence_mean,
     "token_mean": token_mean,

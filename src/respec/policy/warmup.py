@@ -39,7 +39,9 @@ def warm_up(
         return WarmupStats(0, 0.0, 0.0, 0, 0.0)
     encoded = [_encode(policy, prompt, solution) for prompt, solution in pairs]
     if not encoded:
-        raise TaskError("warmup.steps is set, but the task has no worked solutions; set task.solution or task.solution_column")
+        raise TaskError(
+            "warmup.steps is set, but the task has no worked solutions; set task.solution or task.solution_column"
+        )
     optimizer = adamw(policy.model, config.weight_decay)
     order = _endless(len(encoded), seed)
     losses: list[float] = []

@@ -1,0 +1,83 @@
+"""What decodes: a snapshot of the policy's weights that maps flat tokens to hidden states and logits.
+
+There is one layout for prefill, decoding and verification: M tokens end to end, each with its slot in the KV cache and its position.
+A token sees the keys 0..position of its slot, so several tokens of a slot in one pass (a draft, a piece of a prompt) see each other causally.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from respec.errors import ModelError
+
+
+@dataclass(frozen=True)
+class DecodeShape:
+    """The sizes that a KV cache and a decoder agree on."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    vocabulary: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, config, dtype: torch.dtype, device: torch.device) -> DecodeShape:
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return cls(
+            config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, head_dim,
+            config.hidden_size, config.vocab_size, dtype, device,
+        )  # fmt: skip
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key/value head."""
+        return self.heads // self.kv_heads
+
+
+class KVStore(Protocol):
+    """The tensors of a KV cache; `rollout.kv_cache` owns them. Keys lie in tiles of sixteen: see kernels.c."""
+
+    keys: list[Float[Tensor, "slots kv_heads tiles dim 16"]]
+    values: list[Float[Tensor, "slots kv_heads capacity dim"]]
+
+
+class Decoder(Protocol):
+    """A snapshot of one policy version, ready to decode."""
+
+    shape: DecodeShape
+    version: int
+
+    def hidden(
+        self, token_M: Int64[np.ndarray, "M"], slot_M: Int64[np.ndarray, "M"], position_M: Int64[np.ndarray, "M"], cache: KVStore
+    ) -> Float[Tensor, "M hidden"]:
+        """Writes the tokens' keys and values into the cache and returns the final normed hidden states."""
+        ...
+
+    def logits(self, hidden: Float[Tensor, "R hidden"]) -> Float[Tensor, "R V"]:
+        """The language-model head."""
+        ...
+
+
+def decode_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Resolves a configured dtype; `auto` is bfloat16 where the hardware multiplies it, else float32.
+
+    Raises ModelError for a name that is not a dtype.
+    """
+    if name == "auto":
+        if device.type == "cuda":
+            return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+        return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ModelError(f"model.dtype '{name}' is not a dtype; use auto, bfloat16, float32 or float64")
+    return dtype

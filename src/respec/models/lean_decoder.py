@@ -1,0 +1,121 @@
+"""A lean fused decoder for the Llama / Qwen2 / Qwen3 families on a CPU: four products and four kernels a layer.
+
+QKV and gate/up are fused, linear layers prepacked, the rest runs in `kernels.c`, where a row's result depends on nothing but the row. The
+residual stream stays in float32, products in the snapshot's dtype. A test holds its logits to transformers' own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from respec.models import kernels
+from respec.models.decoder import DecodeShape, KVStore
+from respec.models.linear import PackedLinear
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One decoder layer's weights. Norm weights are float32; q_norm and k_norm exist in Qwen3 only."""
+
+    input_norm: Float[Tensor, "hidden"]
+    qkv: PackedLinear
+    q_norm: Float[Tensor, "dim"] | None
+    k_norm: Float[Tensor, "dim"] | None
+    output: PackedLinear
+    post_norm: Float[Tensor, "hidden"]
+    gate_up: PackedLinear
+    down: PackedLinear
+
+
+class LeanDecoder:
+    """A `Decoder` of fused, prepacked weights."""
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, version: int) -> None:
+        config, body = model.config, model.model
+        self.version = version
+        self.shape = DecodeShape.of(config, dtype, torch.device("cpu"))
+        self._eps = float(config.rms_norm_eps)
+        self._scale = self.shape.head_dim**-0.5
+        self._embedding = _rounded(body.embed_tokens.weight, dtype)
+        self._layers = [_layer(layer, dtype) for layer in body.layers]
+        self._norm = _norm(body.norm)
+        self._head = _fuse([model.lm_head], dtype)
+        self._rotary = body.rotary_emb
+        self._cos, self._sin = self._rotation(1024)
+
+    def _rotation(self, positions: int) -> tuple[Float[Tensor, "positions dim"], Float[Tensor, "positions dim"]]:
+        """The rotary tables, by the model's own rotary module, in float32."""
+        with torch.no_grad():
+            cos, sin = self._rotary(torch.zeros(1, 1), torch.arange(positions)[None])
+        return cos[0].float().contiguous(), sin[0].float().contiguous()
+
+    @torch.inference_mode()
+    def hidden(
+        self, token_M: Int64[np.ndarray, "M"], slot_M: Int64[np.ndarray, "M"], position_M: Int64[np.ndarray, "M"], cache: KVStore
+    ) -> Float[Tensor, "M hidden"]:
+        highest = int(position_M.max())
+        if highest >= len(self._cos):
+            self._cos, self._sin = self._rotation(2 * (highest + 1))
+        slot, position = torch.from_numpy(slot_M), torch.from_numpy(position_M)
+        dtype, x = self.shape.dtype, None
+        residual = self._embedding[torch.from_numpy(token_M)].float()
+        for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True):
+            normed = kernels.add_rmsnorm(residual, x, layer.input_norm, self._eps, dtype)
+            q = kernels.rope_write(
+                layer.qkv(normed), self._cos, self._sin, position, slot, layer.q_norm, layer.k_norm, self._eps, keys, values, self.shape.heads
+            )
+            x = layer.output(kernels.attention(q, keys, values, slot, position, self._scale))
+            normed = kernels.add_rmsnorm(residual, x, layer.post_norm, self._eps, dtype)
+            x = layer.down(kernels.silu_mul(layer.gate_up(normed)))
+        return kernels.add_rmsnorm(residual, x, self._norm, self._eps, dtype)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Float[Tensor, "R hidden"]) -> Float[Tensor, "R V"]:
+        return self._head(hidden)
+
+
+def fits(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether this model, dtype and machine can take the lean decoder."""
+    shape = DecodeShape.of(model.config, dtype, device)
+    silu = getattr(model.config, "hidden_act", "silu") in ("silu", "swish")
+    return silu and kernels.supports(dtype, device, shape.head_dim, shape.group)
+
+
+def _layer(layer, dtype: torch.dtype) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    return Layer(
+        input_norm=_norm(layer.input_layernorm),
+        qkv=_fuse([attention.q_proj, attention.k_proj, attention.v_proj], dtype),
+        q_norm=_norm(attention.q_norm) if hasattr(attention, "q_norm") else None,
+        k_norm=_norm(attention.k_norm) if hasattr(attention, "k_norm") else None,
+        output=_fuse([attention.o_proj], dtype),
+        post_norm=_norm(layer.post_attention_layernorm),
+        gate_up=_fuse([mlp.gate_proj, mlp.up_proj], dtype),
+        down=_fuse([mlp.down_proj], dtype),
+    )
+
+
+def _fuse(linears: list, dtype: torch.dtype) -> PackedLinear:
+    weight = torch.cat([_rounded(linear.weight, dtype) for linear in linears])
+    biases = [linear.bias for linear in linears]
+    if all(bias is None for bias in biases):
+        return PackedLinear(weight)
+    whole = [
+        _rounded(bias, dtype) if bias is not None else torch.zeros(linear.out_features, dtype=dtype)
+        for bias, linear in zip(biases, linears, strict=True)
+    ]
+    return PackedLinear(weight, torch.cat(whole))
+
+
+def _norm(module) -> Float[Tensor, "width"]:
+    return module.weight.detach().float().clone()
+
+
+def _rounded(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    return weight.detach().to(dtype, copy=True)
