@@ -13,6 +13,7 @@ from respec.tasks.render import Rendered, Renderer, Row
 
 _CHUNK = 512
 _PIECE = 32
+_LEAST_PATIENCE = 2048
 _LIMIT_S = 600.0
 """Seconds that one piece of rows may take: some parameters send a dataset's generator round in circles for ever."""
 
@@ -28,27 +29,29 @@ def draw(
 ) -> tuple[Rendered, ...]:
     """`count` rows with different prompt texts, none of them in `without`: a function of `config`, `stream` and these.
 
-    Goes on until a whole chunk brings nothing new. Then, and for a bad name or bad parameters, raises TaskError; `key` is
+    Goes on until many draws in a row bring nothing new. Then, and for a bad name or bad parameters, raises TaskError; `key` is
     the configuration key that asked for the rows.
     """
     found: dict[str, Rendered] = {}
-    # At least as many draws in a chunk as are wanted: one without anything new then means that little is left.
+    # Where one prompt of N is still missing, and about N are wanted, this many draws miss it with probability exp(-8).
+    patience = max(_LEAST_PATIENCE, 8 * count)
     size = max(_CHUNK, count)
-    chunk = 0
+    chunk = fruitless = 0
     while len(found) < count:
-        before = len(found)
         _ask(process, config, "open", (config.dataset, config.params, _derive(config.seed, stream, chunk), size))
+        chunk += 1
         for start in range(0, size, _PIECE):
+            before = len(found)
             for columns in _ask(process, config, "rows", (start, min(start + _PIECE, size))):
                 fields = {**columns["metadata"], **columns}
                 row = Row(columns["question"], fields, columns, f"a row of '{config.dataset}'")
                 item = renderer.render(row)
                 if item.text not in without and len(found) < count:
                     found.setdefault(item.text, item)
+            fruitless = 0 if len(found) > before else fruitless + _PIECE
             if len(found) == count:
                 break
-        chunk += 1
-        if len(found) == before:
+        if fruitless >= patience:
             apart = f" besides the {len(without)} held-out ones" if without else ""
             raise TaskError(
                 f"{key} asks for {count} different prompts, but reasoning-gym's '{config.dataset}' with these parameters "

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from respec.config import TaskConfig
+from respec.errors import TaskError
+from respec.tasks.render import Renderer, Row, fill
+
+
+def row(prompt: Any = "2 + 2", **fields: Any) -> Row:
+    return Row(prompt, fields, fields, "line 7 of 'data.jsonl'")
+
+
+def renderer(tokenizer: Any, context: int = 1000, new: int = 100, **settings: Any) -> Renderer:
+    return Renderer(TaskConfig(dataset="chain_sum", **settings), tokenizer, context, new)
+
+
+def test_template_takes_any_field_and_leaves_other_braces():
+    fields = {"prompt": "2 + 2", "level": 3}
+    assert fill("{level}: {prompt} in \\boxed{} or {{x}} or {1: 2}", fields, "here") == (
+        "3: 2 + 2 in \\boxed{} or {x} or {1: 2}"
+    )
+
+
+def test_values_are_not_templates():
+    assert fill("{prompt}", {"prompt": "a {level} {{b}}"}, "here") == "a {level} {{b}}"
+
+
+def test_unknown_field_names_the_nearest():
+    with pytest.raises(TaskError, match=r"'\{promt\}'.*line 7.*'\{prompt\}'"):
+        fill("{promt}", {"prompt": "x"}, "line 7 of 'data.jsonl'")
+
+
+def test_plain_text_gets_the_tokenizers_own_special_tokens(tokenizer: Any):
+    rendering = renderer(tokenizer, template="Q: {prompt}\nA:")
+    (prompt,) = rendering.prompts([rendering.render(row(extra=1))], 5)
+    assert prompt.text == "Q: 2 + 2\nA:"
+    assert prompt.token_ids[0] == tokenizer.bos_token_id
+    assert tokenizer.decode(prompt.token_ids[1:]) == prompt.text
+    assert (prompt.row, prompt.messages, prompt.columns) == (5, None, {"extra": 1})
+
+
+def test_chat_template_wraps_text_with_system_prompt_and_arguments(chat_tokenizer: Any):
+    rendering = renderer(chat_tokenizer, system_prompt="Be brief.", chat_template_args={"thinking": True})
+    (prompt,) = rendering.prompts([rendering.render(row())], 0)
+    assert prompt.text == "<|system|>Be brief.<|end|><|user|>2 + 2<|end|><|assistant|><think>"
+    assert chat_tokenizer.decode(prompt.token_ids) == prompt.text, "the chat template writes special tokens itself"
+    assert prompt.messages is None, "text data stays text for rewards"
+
+
+def test_chat_never_leaves_the_template_alone(chat_tokenizer: Any):
+    assert renderer(chat_tokenizer, chat="never").render(row()).text == "2 + 2"
+
+
+def test_messages_are_rendered_and_kept(chat_tokenizer: Any):
+    messages = (
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "yes?"},
+        {"role": "user", "content": "2"},
+    )
+    item = renderer(chat_tokenizer, template="{prompt}!", system_prompt="S").render(row(messages))
+    assert item.text == "<|system|>S<|end|><|user|>hi<|end|><|assistant|>yes?<|end|><|user|>2!<|end|><|assistant|>"
+    assert item.messages is not None
+    assert [message["role"] for message in item.messages] == ["system", "user", "assistant", "user"]
+    assert messages[2]["content"] == "2", "the data is not changed"
+
+
+def test_a_system_message_of_the_data_wins(chat_tokenizer: Any):
+    messages = ({"role": "system", "content": "mine"}, {"role": "user", "content": "hi"})
+    assert (
+        renderer(chat_tokenizer, system_prompt="S")
+        .render(row(messages))
+        .text.startswith("<|system|>mine<|end|><|user|>")
+    )
+
+
+def test_a_begun_answer_is_continued(chat_tokenizer: Any):
+    messages = ({"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well"})
+    assert renderer(chat_tokenizer).render(row(messages)).text == "<|user|>hi<|end|><|assistant|>Well"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"chat": "always"}, "no chat template"),
+        ({"system_prompt": "S"}, r"task\.system_prompt is set.*the tokenizer has none"),
+        ({"chat_template_args": {"thinking": True}}, r"task\.chat_template_args is set"),
+    ],
+)
+def test_chat_settings_without_a_chat_template(tokenizer: Any, settings: dict[str, Any], message: str):
+    with pytest.raises(TaskError, match=message):
+        renderer(tokenizer, **settings)
+
+
+def test_system_prompt_with_chat_never(chat_tokenizer: Any):
+    with pytest.raises(TaskError, match=r"task\.system_prompt is set.*task\.chat = 'never'"):
+        renderer(chat_tokenizer, chat="never", system_prompt="S")
+
+
+def test_messages_without_a_chat_template(tokenizer: Any):
+    with pytest.raises(TaskError, match=r"line 7 of 'data.jsonl' holds chat messages"):
+        renderer(tokenizer).render(row(({"role": "user", "content": "hi"},)))
+
+
+def test_a_chat_template_that_refuses(make: Any):
+    refusing = make.tokenizer("{{ raise_exception('no system role') }}")
+    with pytest.raises(TaskError, match=r"could not render line 7 of 'data.jsonl'.*no system role"):
+        renderer(refusing).render(row())
+
+
+def test_a_prompt_that_just_fits_and_one_that_does_not(tokenizer: Any):
+    rendering = renderer(tokenizer, context=20, new=10)
+    rendering.prompts([rendering.render(row("123456789"))], 0)  # <s> and nine bytes
+    with pytest.raises(TaskError, match=r"row 4 \(line 7 of 'data.jsonl'\) has 11 tokens.*20 less 10.*room for 10"):
+        rendering.prompts([rendering.render(row("123456789")), rendering.render(row("1234567890"))], 3)
+
+
+def test_an_empty_prompt(chat_tokenizer: Any):
+    rendering = renderer(chat_tokenizer, chat="never")
+    chat_less = rendering.render(row(""))
+    (prompt,) = rendering.prompts([chat_less], 0)
+    assert prompt.token_ids == (chat_tokenizer.bos_token_id,)
