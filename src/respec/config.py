@@ -27,10 +27,14 @@ class RunConfig(Room):
 
     dir: Path = Path("runs/run")
     seed: int = 0
-    steps: int = Field(100, ge=0)
-    threads: int = Field(0, ge=0, description="CPU threads of generation and training; 0 takes the machine's cores")
+    steps: int = Field(default=100, ge=0)
+    threads: int = Field(
+        default=0, ge=0, description="CPU threads of generation and training; 0 takes the machine's cores"
+    )
     compare_plain_every: int = Field(
-        0, ge=0, description="every k steps, time the same rollouts without speculation too and compare tokens; 0 never"
+        default=0,
+        ge=0,
+        description="every k steps, time the same rollouts without speculation too and compare tokens; 0 never",
     )
 
 
@@ -38,7 +42,9 @@ class ModelConfig(Room):
     """The policy. `path` is a local folder or a hub id; `builtin:demo` is the model that ships in the package."""
 
     path: str
-    dtype: Literal["auto", "bfloat16", "float32", "float64"] = Field("auto", description="of the decoding snapshot")
+    dtype: Literal["auto", "bfloat16", "float32", "float64"] = Field(
+        default="auto", description="of the decoding snapshot"
+    )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     trust_remote_code: bool = False
 
@@ -48,9 +54,9 @@ class RewardConfig(Room):
 
     fn: str = "task"
     weight: float = 1.0
-    timeout_s: float = Field(30.0, gt=0)
+    timeout_s: float = Field(default=30.0, gt=0)
     fallback: float | None = Field(
-        None, description="used, counted and shown when the function fails; without it: an error"
+        default=None, description="used, counted and shown when the function fails; without it: an error"
     )
 
 
@@ -69,15 +75,17 @@ class TaskConfig(Room):
     prompt_column: str = "prompt"
     answer_column: str = "answer"
     solution_column: str = "solution"
-    train_size: int = Field(1024, ge=1)
-    eval_size: int = Field(512, ge=0)
-    seed: int = Field(0, description="of the training rows; held-out rows are drawn apart and never overlap")
-    template: str = Field("{prompt}", description="the prompt's text; {prompt} and any column by name")
+    train_size: int = Field(default=1024, ge=1)
+    eval_size: int = Field(default=512, ge=0)
+    seed: int = Field(default=0, description="of the training rows; held-out rows are drawn apart and never overlap")
+    template: str = Field(default="{prompt}", description="the prompt's text; {prompt} and any column by name")
     answer_pattern: str = Field(
-        "", description="regular expression; its last match's group 1 is the answer that is scored"
+        default="", description="regular expression; its last match's group 1 is the answer that is scored"
     )
-    solution: str = Field("", description="`module:function` giving a row's worked solution, for the warm-up")
-    chat: Literal["auto", "never", "always"] = Field("auto", description="auto: when the tokenizer has a chat template")
+    solution: str = Field(default="", description="`module:function` giving a row's worked solution, for the warm-up")
+    chat: Literal["auto", "never", "always"] = Field(
+        default="auto", description="auto: when the tokenizer has a chat template"
+    )
     system_prompt: str = ""
     chat_template_args: dict[str, Any] = Field(default_factory=dict)
     reward: tuple[RewardConfig, ...] = (RewardConfig(),)
@@ -94,29 +102,29 @@ class TaskConfig(Room):
 class WarmupConfig(Room):
     """Supervised learning on the task's own worked solutions, before RL. steps 0: none."""
 
-    steps: int = Field(0, ge=0)
-    batch_size: int = Field(32, ge=1)
-    lr: float = Field(1e-3, gt=0)
-    warmup_steps: int = Field(20, ge=0)
-    weight_decay: float = Field(0.01, ge=0)
-    grad_clip: float = Field(1.0, gt=0)
-    train_size: int = Field(4096, ge=1, description="rows drawn for it, apart from the held-out rows")
+    steps: int = Field(default=0, ge=0)
+    batch_size: int = Field(default=32, ge=1)
+    lr: float = Field(default=1e-3, gt=0)
+    warmup_steps: int = Field(default=20, ge=0)
+    weight_decay: float = Field(default=0.01, ge=0)
+    grad_clip: float = Field(default=1.0, gt=0)
+    train_size: int = Field(default=4096, ge=1, description="rows drawn for it, apart from the held-out rows")
     save_to: Path | None = None
 
 
 class RolloutConfig(Room):
     """How completions are drawn in training."""
 
-    prompts_per_step: int = Field(16, ge=1)
-    group_size: int = Field(8, ge=1)
-    max_new_tokens: int = Field(128, ge=1)
-    temperature: float = Field(1.0, ge=0)
-    top_k: int = Field(0, ge=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    min_p: float = Field(0.0, ge=0, lt=1)
+    prompts_per_step: int = Field(default=16, ge=1)
+    group_size: int = Field(default=8, ge=1)
+    max_new_tokens: int = Field(default=128, ge=1)
+    temperature: float = Field(default=1.0, ge=0)
+    top_k: int = Field(default=0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    min_p: float = Field(default=0.0, ge=0, lt=1)
     stop: tuple[str, ...] = ()
-    max_batch: int = Field(64, ge=1, description="sequences decoded at once")
-    prefill_chunk: int = Field(256, ge=8)
+    max_batch: int = Field(default=64, ge=1, description="sequences decoded at once")
+    prefill_chunk: int = Field(default=256, ge=8)
 
     def sampling(self) -> Sampling:
         return Sampling(self.max_new_tokens, self.temperature, self.top_k, self.top_p, self.min_p, self.stop)
@@ -127,13 +135,13 @@ class SpeculationConfig(Room):
 
     drafter: Literal["off", "ngram", "suffix"] = "suffix"
     mode: Literal["matching"] = "matching"
-    s: int = Field(6, ge=1, le=64, description="longest draft")
-    min_match: int = Field(1, ge=1, description="shortest context that may propose")
+    s: int = Field(default=6, ge=1, le=64, description="longest draft")
+    min_match: int = Field(default=1, ge=1, description="shortest context that may propose")
     min_confidence: float = Field(
-        0.3, ge=0, le=1, description="a draft stops where its estimated path probability falls below"
+        default=0.3, ge=0, le=1, description="a draft stops where its estimated path probability falls below"
     )
     history_tokens: int = Field(
-        4_000_000, ge=0, description="token budget of the suffix index; oldest rows leave first"
+        default=4_000_000, ge=0, description="token budget of the suffix index; oldest rows leave first"
     )
 
     def plan(self) -> Plan:
@@ -148,52 +156,56 @@ class PolicyConfig(Room):
     surrogate: str | None = None
     aggregation: str | None = None
     correction: str | None = None
-    lr: float = Field(1e-5, gt=0)
-    warmup_steps: int = Field(0, ge=0)
+    lr: float = Field(default=1e-5, gt=0)
+    warmup_steps: int = Field(default=0, ge=0)
     decay: Literal["constant", "linear", "cosine"] = "constant"
-    min_lr_ratio: float = Field(0.0, ge=0, le=1)
-    weight_decay: float = Field(0.0, ge=0)
+    min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
+    weight_decay: float = Field(default=0.0, ge=0)
     betas: tuple[float, float] = (0.9, 0.999)
-    grad_clip: float = Field(1.0, gt=0)
-    clip_low: float = Field(0.2, ge=0)
-    clip_high: float = Field(0.2, ge=0)
-    correction_cap: float = Field(2.0, gt=0)
+    grad_clip: float = Field(default=1.0, gt=0)
+    clip_low: float = Field(default=0.2, ge=0)
+    clip_high: float = Field(default=0.2, ge=0)
+    correction_cap: float = Field(default=2.0, gt=0)
     loss_constant: int | None = Field(
-        None, ge=1, description="tokens: divisor of aggregation 'constant'; None takes rollout.max_new_tokens"
+        default=None, ge=1, description="tokens: divisor of aggregation 'constant'; None takes rollout.max_new_tokens"
     )
-    epochs: int = Field(1, ge=1, description="passes over one step's samples")
-    minibatches: int = Field(1, ge=1, description="optimizer steps per pass")
-    tokens_per_microbatch: int = Field(4096, ge=1, description="gradient accumulation: packed tokens per forward pass")
-    logit_chunk: int = Field(1024, ge=1, description="completion tokens whose logits are held at once")
-    mask_truncated: bool = Field(False, description="leave truncated completions out of the loss")
+    epochs: int = Field(default=1, ge=1, description="passes over one step's samples")
+    minibatches: int = Field(default=1, ge=1, description="optimizer steps per pass")
+    tokens_per_microbatch: int = Field(
+        default=4096, ge=1, description="gradient accumulation: packed tokens per forward pass"
+    )
+    logit_chunk: int = Field(default=1024, ge=1, description="completion tokens whose logits are held at once")
+    mask_truncated: bool = Field(default=False, description="leave truncated completions out of the loss")
 
 
 class EvalConfig(Room):
     """Held-out evaluation, under its own sampling settings."""
 
-    every: int = Field(0, ge=0, description="0: only before and after")
-    items: int = Field(256, ge=0, description="of the held-out rows, at each evaluation within the run")
-    final_items: int = Field(0, ge=0, description="before and after; 0 takes all held-out rows")
-    temperature: float = Field(0.0, ge=0)
-    top_k: int = Field(0, ge=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    max_new_tokens: int | None = Field(None, description="None: as in training")
+    every: int = Field(default=0, ge=0, description="0: only before and after")
+    items: int = Field(default=256, ge=0, description="of the held-out rows, at each evaluation within the run")
+    final_items: int = Field(default=0, ge=0, description="before and after; 0 takes all held-out rows")
+    temperature: float = Field(default=0.0, ge=0)
+    top_k: int = Field(default=0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    max_new_tokens: int | None = Field(default=None, description="None: as in training")
 
 
 class CheckpointConfig(Room):
     """When to save, and how many to keep. Whichever comes first; 0 is never."""
 
-    every_steps: int = Field(10, ge=0)
-    every_minutes: float = Field(10.0, ge=0)
-    keep: int = Field(2, ge=1)
+    every_steps: int = Field(default=10, ge=0)
+    every_minutes: float = Field(default=10.0, ge=0)
+    keep: int = Field(default=2, ge=1)
 
 
 class ReportConfig(Room):
     """What is recorded beside metrics.jsonl."""
 
     tensorboard: bool = True
-    rollouts_per_step: int = Field(0, ge=0, description="rollouts of each step kept in the run folder; 0 keeps all")
-    rollout_every: int = Field(1, ge=1)
+    rollouts_per_step: int = Field(
+        default=0, ge=0, description="rollouts of each step kept in the run folder; 0 keeps all"
+    )
+    rollout_every: int = Field(default=1, ge=1)
 
 
 class Config(Room):
