@@ -9,6 +9,7 @@ import pytest
 
 from respec.config import TaskConfig
 from respec.errors import TaskError
+from respec.tasks.gym import make_rows, open_dataset
 from respec.tasks.task import load_task
 
 SMALL = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}  # 10 x 2 x 10 different expressions
@@ -94,23 +95,35 @@ def test_composite_takes_plain_tables(tokenizer: Any):
 
 
 @pytest.mark.parametrize(
+    ("name", "params", "message"),
+    [
+        ("qqqqqqqqqq", {}, r"no dataset 'qqqqqqqqqq'"),
+        ("chain_sum", {"max_term": 3}, r"task.params.max_term: .*'chain_sum' has no such .*did you mean 'max_terms'"),
+        ("chain_sum", {"min_terms": 5, "max_terms": 2}, r"'chain_sum' refuses .*max_terms must be >= min_terms"),
+        ("chain_sum", {"min_terms": "two"}, r"'chain_sum' refuses .*TypeError"),
+        ("composite", {"datasets": [{"name": "nope", "weight": 1.0}]}, r"'composite' refuses .*'nope' not registered"),
+        ("chain_sum", {"seed": 3}, r"task.params.seed is not .* use task.seed"),
+        ("chain_sum", {"size": 3}, r"task.params.size is not .* use task.train_size"),
+    ],
+)
+def test_datasets_that_cannot_be_opened(name: str, params: dict[str, Any], message: str):
+    with pytest.raises(TaskError, match=message):
+        open_dataset(name, params, 0, 1)
+
+
+def test_parameters_that_show_only_when_rows_are_made():
+    with pytest.raises(TaskError, match=r"failed to make a row with these task.params"):
+        make_rows(open_dataset("chain_sum", {"min_terms": 2.5, "max_terms": 2.5}, 0, 1), 0, 1)
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"dataset": "chain_sums"}, r"no dataset 'chain_sums'; did you mean 'chain_sum'"),
-        ({"dataset": "qqqqqqqqqq"}, r"no dataset 'qqqqqqqqqq'"),
-        (
-            {"params": {"max_term": 3}},
-            r"task.params.max_term: .*'chain_sum' has no such parameter; did you mean 'max_terms'",
-        ),
-        ({"params": {"min_terms": 5, "max_terms": 2}}, r"'chain_sum' refuses .*max_terms must be >= min_terms"),
-        ({"params": {"min_terms": "two"}}, r"'chain_sum' refuses .*TypeError"),
-        ({"params": {"min_terms": 2.5, "max_terms": 2.5}}, r"failed to make a row with these task.params"),
-        ({"params": {"seed": 3}}, r"task.params.seed is not .* use task.seed"),
-        ({"params": {"size": 3}}, r"task.params.size is not .* use task.train_size"),
         ({"template": "{expresion}"}, r"'\{expresion\}', which a row of 'chain_sum' does not have; .*'\{expression\}'"),
     ],
 )
-def test_errors(tokenizer: Any, settings: dict[str, Any], message: str):
+def test_errors_of_the_worker_come_back_as_they_are(tokenizer: Any, settings: dict[str, Any], message: str):
     with pytest.raises(TaskError, match=message):
         load(tokenizer, **settings)
 

@@ -44,7 +44,7 @@ class Scorer:
     def math(self, columns: Mapping[str, Any], completion: str) -> float:
         """1 if math-verify holds the answer equal to the answer column, else 0. Main thread only (its limits use SIGALRM).
 
-        A column that math-verify cannot read as mathematics is compared as text.
+        Equal texts are equal. Without `answer_pattern` math-verify itself looks for the answer in the completion.
         """
         from math_verify import parse, verify
 
@@ -52,14 +52,11 @@ class Scorer:
         if answer is None:
             return 0.0
         truth = str(columns[self.answer_column]).strip()
-        gold = _parse_gold(truth)
-        if not gold:
-            return float(answer.strip() == truth)
-        # A cut-out answer is bare mathematics; without delimiters LaTeX is not looked for.
-        guess = parse(answer, parsing_timeout=MATH_LIMIT_S)
-        if not guess or (self.answer_pattern and "\\" in answer and "$" not in answer):
-            guess = parse(f"${answer}$", parsing_timeout=MATH_LIMIT_S) or guess
-        return float(bool(guess) and verify(gold, guess, timeout_seconds=MATH_LIMIT_S))
+        if answer.strip() == truth:
+            return 1.0
+        gold = _parse_bare(truth)
+        guess = _parse_bare(answer) if self.answer_pattern else parse(answer, parsing_timeout=MATH_LIMIT_S)
+        return float(bool(gold and guess) and verify(gold, guess, timeout_seconds=MATH_LIMIT_S))
 
     def warm(self, name: str) -> None:
         """Imports and builds what scoring by `name` (`task` or `math`) needs, so that no time limit is spent on it."""
@@ -89,9 +86,9 @@ class Scorer:
 
 
 @functools.lru_cache(maxsize=4096)
-def _parse_gold(truth: str) -> list[Any]:
+def _parse_bare(text: str) -> list[Any]:
+    """Text that is an answer and nothing else. math-verify looks for answers in prose, and would take the 1 of 'x + 1'."""
     from math_verify import parse
 
-    if "$" not in truth and "\\" in truth:
-        return parse(f"${truth}$", parsing_timeout=MATH_LIMIT_S)
-    return parse(truth, parsing_timeout=MATH_LIMIT_S) or parse(f"${truth}$", parsing_timeout=MATH_LIMIT_S)
+    delimited = text if "$" in text or "\\boxed" in text or "\\[" in text or "\\(" in text else f"${text}$"
+    return parse(delimited, parsing_timeout=MATH_LIMIT_S) or parse(text, parsing_timeout=MATH_LIMIT_S)
