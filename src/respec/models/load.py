@@ -52,11 +52,12 @@ def load_policy(config: ModelConfig) -> Policy:
     tokenizer = _tokenizer(config, source)
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             source, config=hf_config, dtype=dtype, attn_implementation=PACKED, output_loading_info=True, **shared
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"the weights of '{config.path}' cannot be loaded: {_first_line(error)}") from None
+    model, report = loaded
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise ModelError(
@@ -69,11 +70,12 @@ def load_policy(config: ModelConfig) -> Policy:
             "they do not belong together"
         )
     eos = _eos(model, tokenizer, config.path)
+    pad: Any = tokenizer.pad_token_id
     return Policy(
         model=model.to(_device(config.device)).eval(),
         tokenizer=tokenizer,
         eos_token_ids=eos,
-        pad_token_id=eos[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+        pad_token_id=eos[0] if pad is None else pad,
         context_length=model.config.max_position_embeddings,
     )
 
@@ -133,10 +135,10 @@ def _tokenizer(config: ModelConfig, source: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _eos(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: str) -> tuple[int, ...]:
-    """Whatever generation config or tokenizer call EOS, ascending; chat models often end their turns with another than the base's."""
-    declared = model.generation_config.eos_token_id if model.generation_config is not None else None
-    found = set(declared if isinstance(declared, list | tuple) else [declared]) | {tokenizer.eos_token_id}
+def _eos(model: PreTrainedModel, tokenizer: Any, path: str) -> tuple[int, ...]:
+    """What generation config or tokenizer call EOS, ascending: chat models often end a turn by another than the base's."""
+    declared: Any = model.generation_config.eos_token_id if model.generation_config is not None else None
+    found = {*(declared if isinstance(declared, list | tuple) else [declared]), tokenizer.eos_token_id}
     eos = tuple(sorted(token for token in found if token is not None))
     if not eos:
         raise ModelError(

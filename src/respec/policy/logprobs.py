@@ -22,7 +22,7 @@ def token_logprobs(
     are held at once. `batch` must lie on the model's device. Raises ModelError if the model does not use packed attention.
     """
     hidden_NE = packed_hidden(model, batch.token_N, batch.position_N, batch.start_S)
-    weight_VE = model.get_output_embeddings().weight
+    weight_VE = model.get_parameter("lm_head.weight")
     return _HeadLogprob.apply(
         hidden_NE.index_select(0, batch.predict_C), weight_VE, batch.target_C, batch.temperature or 1.0, logit_chunk
     )

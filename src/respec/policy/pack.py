@@ -49,9 +49,10 @@ def lay_out(
     prompt_S = np.array([len(prompt) for prompt in prompts])
     completion_S = np.array([len(completion) for completion in completions])
     start = np.concatenate([[0], np.cumsum(prompt_S + completion_S)])
-    token = np.concatenate([np.asarray(part, dtype=np.int64) for pair in zip(prompts, completions) for part in pair])
+    pairs = zip(prompts, completions, strict=True)
+    token = np.concatenate([np.asarray(part, dtype=np.int64) for pair in pairs for part in pair])
     first_S = start[:-1] + prompt_S
-    completion_index = np.concatenate([np.arange(a, b) for a, b in zip(first_S, start[1:])])
+    completion_index = np.concatenate([np.arange(a, b) for a, b in zip(first_S, start[1:], strict=True)])
     position = np.arange(len(token)) - np.repeat(start[:-1], prompt_S + completion_S)
 
     def per_token(parts: Sequence[np.ndarray]) -> torch.Tensor:

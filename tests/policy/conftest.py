@@ -1,0 +1,89 @@
+"""Tiny float64 policies and hand-made samples for the policy learner's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
+
+from respec.models.load import Policy
+from respec.models.packed_attention import use_packed_attention
+from respec.types import Prompt, Rollout, Sample, ScoredRollout, Stream
+
+WORDS = 23
+
+
+@pytest.fixture
+def make_policy() -> Callable[..., Policy]:
+    """`make_policy(dtype=float64)`: the same random Qwen3 at every call, with a tokenizer of one token a letter."""
+
+    def make(dtype: torch.dtype = torch.float64) -> Policy:
+        config = Qwen3Config(
+            vocab_size=WORDS,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            max_position_embeddings=64,
+            initializer_range=0.3,
+            tie_word_embeddings=True,
+        )
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+        use_packed_attention(model)
+        words = {"<eos>": 0} | {chr(96 + i): i for i in range(1, WORDS)}
+        backend = Tokenizer(WordLevel(words, unk_token="<eos>"))
+        backend.pre_tokenizer = Split("", "isolated")  # type: ignore[assignment]
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token="<eos>")
+        return Policy(model, tokenizer, (0,), 0, 64)
+
+    return make
+
+
+@pytest.fixture
+def make_rollout() -> Callable[..., Rollout]:
+    """`make_rollout(row, sample, length, finish="eos", kept=0.0)`: random tokens fixed by row and sample."""
+
+    def make(row: int, sample: int, length: int, finish: str = "eos", kept: float = 0.0) -> Rollout:
+        rng = np.random.default_rng((row, sample))
+        prompt = Prompt(row, "", tuple(np.random.default_rng(row).integers(1, WORDS, 3 + row % 3).tolist()))
+        return Rollout(
+            prompt=prompt,
+            stream=Stream.TRAIN,
+            draw=0,
+            sample=sample,
+            token_T=rng.integers(1, WORDS, length).astype(np.int32),
+            logprob_T=(-3.0 + 0.3 * rng.standard_normal(length)).astype(np.float32),
+            kept_logmass_T=np.full(length, kept, np.float32),
+            entropy_T=np.zeros(length, np.float32),
+            version_T=np.zeros(length, np.int32),
+            proposer_T=np.zeros(length, np.uint8),
+            round_T=np.zeros(length, np.int32),
+            text="",
+            finish=finish,  # type: ignore[arg-type]
+        )
+
+    return make
+
+
+@pytest.fixture
+def make_samples(make_rollout: Callable[..., Rollout]) -> Callable[..., tuple[Sample, ...]]:
+    """`make_samples(advantages, truncated=())`: one sample per advantage, four a row, lengths 2..9."""
+
+    def make(advantages: Sequence[float], truncated: Sequence[int] = ()) -> tuple[Sample, ...]:
+        made = []
+        for i, advantage in enumerate(advantages):
+            rollout = make_rollout(i // 4, i % 4, 2 + (5 * i) % 8, "length" if i in truncated else "eos")
+            made.append(Sample(ScoredRollout(rollout, 0.0, {}), np.full(len(rollout.token_T), advantage, np.float32)))
+        return tuple(made)
+
+    return make

@@ -1,0 +1,35 @@
+"""Presets, what a factor set by hand does to them, and unknown names."""
+
+from __future__ import annotations
+
+import pytest
+
+from respec.config import PolicyConfig
+from respec.errors import ConfigError
+from respec.policy.presets import PRESETS, Algorithm, resolve
+
+
+def test_presets() -> None:
+    assert resolve(PolicyConfig()) == Algorithm("group", "ppo_clip", "sequence_mean", "none")
+    assert resolve(PolicyConfig(algorithm="dr_grpo")) == Algorithm("group_without_std", "ppo_clip", "constant", "none")
+    assert resolve(PolicyConfig(algorithm="rloo")) == Algorithm("leave_one_out", "reinforce", "constant", "none")
+    assert all(resolve(PolicyConfig.model_construct(**{**dict(PolicyConfig()), "algorithm": name})) for name in PRESETS)
+
+
+def test_a_factor_set_by_hand_wins() -> None:
+    config = PolicyConfig(algorithm="dr_grpo", aggregation="token_mean", correction="tis")
+    assert resolve(config) == Algorithm("group_without_std", "ppo_clip", "token_mean", "tis")
+
+
+@pytest.mark.parametrize(
+    ("factor", "known"),
+    [
+        ("estimator", "group, group_without_std, leave_one_out"),
+        ("surrogate", "ppo_clip, reinforce"),
+        ("aggregation", "constant, sequence_mean, token_mean"),
+        ("correction", "none, tis"),
+    ],
+)
+def test_unknown_names_are_refused_with_the_known_ones(factor: str, known: str) -> None:
+    with pytest.raises(ConfigError, match=f"policy.{factor}: there is no 'vtrace'; known: {known}"):
+        resolve(PolicyConfig.model_validate({factor: "vtrace"}))
