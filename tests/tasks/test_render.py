@@ -117,8 +117,7 @@ def test_a_prompt_that_just_fits_and_one_that_does_not(tokenizer: Any):
         rendering.prompts([rendering.render(row("123456789")), rendering.render(row("1234567890"))], 3)
 
 
-def test_an_empty_prompt(chat_tokenizer: Any):
-    rendering = renderer(chat_tokenizer, chat="never")
-    chat_less = rendering.render(row(""))
-    (prompt,) = rendering.prompts([chat_less], 0)
-    assert prompt.token_ids == (chat_tokenizer.bos_token_id,)
+def test_an_empty_prompt(make: Any):
+    rendering = renderer(make.tokenizer("{{ '' }}"))
+    with pytest.raises(TaskError, match=r"prompt of row 2 \(line 7 of 'data.jsonl'\) is empty"):
+        rendering.prompts([rendering.render(row())], 2)

@@ -48,7 +48,7 @@ def alone(completions, **kwargs):
     return [1.0]
 
 def slow(completions, **kwargs):
-    time.sleep(0.25 * len(completions))
+    time.sleep(0.4 * len(completions))
     return [1.0 for _ in completions]
 
 def parent(completions, **kwargs):
@@ -147,8 +147,8 @@ def test_a_batch_that_fails_though_each_completion_passes(make: Any):
 
 
 def test_a_slow_batch_asks_for_a_longer_limit(make: Any):
-    with pytest.raises(RewardError, match=r"limit of 0.6 s on the 3 completions .*raise timeout_s"):
-        run(make, "a", "b", "c", fn="slow", timeout_s=0.6)
+    with pytest.raises(RewardError, match=r"limit of 1 s on the 3 completions .*raise timeout_s"):
+        run(make, "a", "b", "c", fn="slow")
 
 
 def test_the_rest_is_scored_together_again(make: Any):
@@ -157,7 +157,7 @@ def test_the_rest_is_scored_together_again(make: Any):
 
 
 def test_hanging_everywhere_ends_in_bounded_time(make: Any):
-    scored = run(make, *["hang"] * 40, timeout_s=0.3, fallback=0.0)
+    scored = run(make, *["hang"] * 40, timeout_s=0.5, fallback=0.0)
     assert all(item.fell_back for item in scored)
 
 

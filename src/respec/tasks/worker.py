@@ -8,6 +8,7 @@ Requests come in one by one over the standard input, as pickled (kind, payload);
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import math
 import os
@@ -67,9 +68,10 @@ def main() -> None:
     requests: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(source, requests), daemon=True).start()
     state = _State()
-    while (request := requests.get()) is not None:
-        pickle.dump(_answer(state, *request), sink, protocol=pickle.HIGHEST_PROTOCOL)
-        sink.flush()
+    with contextlib.suppress(BrokenPipeError):  # the parent went while a function ran
+        while (request := requests.get()) is not None:
+            pickle.dump(_answer(state, *request), sink, protocol=pickle.HIGHEST_PROTOCOL)
+            sink.flush()
 
 
 def _claim_streams() -> tuple[BinaryIO, BinaryIO]:
