@@ -24,7 +24,7 @@ from torch import Tensor
 SOURCE = Path(__file__).with_name("kernels.c")
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared")
 GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
-_IS_BF16 = {torch.float32: 0, torch.bfloat16: 1}
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 def available() -> tuple[bool, str]:
@@ -38,7 +38,7 @@ def available() -> tuple[bool, str]:
 def supports(dtype: torch.dtype, device: torch.device, head_dim: int, group: int) -> bool:
     """Whether a model of these shapes can take the kernels on this machine."""
     fits = head_dim % 16 == 0 and head_dim <= 512 and group in GROUPS
-    return device.type == "cpu" and dtype in _IS_BF16 and fits and available()[0]
+    return device.type == "cpu" and dtype in DTYPES and fits and available()[0]
 
 
 def add_rmsnorm(
@@ -48,7 +48,7 @@ def add_rmsnorm(
     rows, width = residual.shape
     out = torch.empty(rows, width, dtype=dtype)
     _library().add_rmsnorm(
-        _ptr(residual), _ptr(x) if x is not None else None, _ptr(weight), eps, _ptr(out), rows, width, _threads(), _IS_BF16[dtype]
+        _ptr(residual), _ptr(x) if x is not None else None, _ptr(weight), eps, _ptr(out), rows, width, _threads(), DTYPES[dtype]
     )
     return out
 
@@ -57,7 +57,7 @@ def silu_mul(gate_up: Float[Tensor, "M two_width"]) -> Float[Tensor, "M width"]:
     """silu(gate) * up of the two halves of each row."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(rows, width, dtype=gate_up.dtype)
-    _library().silu_mul(_ptr(gate_up), _ptr(out), rows, width, _threads(), _IS_BF16[gate_up.dtype])
+    _library().silu_mul(_ptr(gate_up), _ptr(out), rows, width, _threads(), DTYPES[gate_up.dtype])
     return out
 
 
@@ -81,7 +81,7 @@ def rope_write(
     _library().rope_write(
         _ptr(qkv), _ptr(cos), _ptr(sin), _ptr(position), _ptr(slot),
         _ptr(q_weight) if q_weight is not None else None, _ptr(k_weight) if k_weight is not None else None,
-        eps, _ptr(q), _ptr(keys), _ptr(values), rows, heads, kv_heads, dim, capacity, _threads(), _IS_BF16[qkv.dtype],
+        eps, _ptr(q), _ptr(keys), _ptr(values), rows, heads, kv_heads, dim, capacity, _threads(), DTYPES[qkv.dtype],
     )  # fmt: skip
     return q
 
@@ -100,7 +100,7 @@ def attention(
     out = torch.empty(rows, heads * dim, dtype=values.dtype)
     code = _library().attention(
         _ptr(q), _ptr(keys), _ptr(values), _ptr(slot), _ptr(position), _ptr(out), rows, kv_heads, heads // kv_heads, dim,
-        capacity, scale, _threads(), _IS_BF16[values.dtype],
+        capacity, scale, _threads(), DTYPES[values.dtype],
     )  # fmt: skip
     if code:
         raise MemoryError(f"the attention kernel could not get scratch memory for {capacity} keys")
@@ -123,7 +123,7 @@ def draw(
     code = _library().draw(
         _ptr(logits), rows, vocabulary, 1.0 / temperature if temperature > 0 else 1.0, int(temperature == 0), top_k, top_p, min_p,
         race, key.ctypes.data, token.ctypes.data, logprob.ctypes.data, kept.ctypes.data, entropy.ctypes.data, _threads(),
-        _IS_BF16[logits.dtype],
+        DTYPES[logits.dtype],
     )  # fmt: skip
     if code:
         raise MemoryError(f"the sampler could not get scratch memory for a vocabulary of {vocabulary}")

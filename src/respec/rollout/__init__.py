@@ -1,0 +1,1 @@
+"""Rollouts: requests in, completions out, exactly as plain decoding would have drawn them."""

@@ -1,0 +1,115 @@
+"""The target sampler: an exponential race.
+
+The token drawn is argmin over v of E_v / p_v, with E_v ~ Exp(1) keyed by the position and by v, and p the processed
+distribution (temperature, then top-k, top-p and min-p). The race need not touch the whole vocabulary: the `RACE` most probable tokens run one
+by one and the rest as one arrival at the rate of their total mass, which, if it wins, is resolved by inverse CDF with a number of its own.
+That is exact because independent exponential arrivals superpose. Ties go to the lowest id; a token without mass is never drawn.
+
+`draw_reference` is the definition, in float64; `kernels.draw` does the same natively on the logits' own dtype.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Float32, Float64, Int32, UInt64
+from torch import Tensor
+
+from respec.errors import NonFiniteError
+from respec.models import kernels
+from respec.rollout.randomness import uniform
+from respec.types import Sampling
+
+RACE = 64
+WHOLE_RACE_UP_TO = 256
+
+
+@dataclass(frozen=True)
+class Draws:
+    """One draw a row; the fields are those of `types.Rollout`."""
+
+    token: Int32[np.ndarray, "R"]
+    logprob: Float32[np.ndarray, "R"]
+    kept_logmass: Float32[np.ndarray, "R"]
+    entropy: Float32[np.ndarray, "R"]
+
+
+def racers(vocabulary: int) -> int:
+    """How many tokens race one by one: all of a small vocabulary, the `RACE` most probable of a large one."""
+    return vocabulary if vocabulary <= WHOLE_RACE_UP_TO else RACE
+
+
+def draw(logits: Float[Tensor, "R V"], key: UInt64[np.ndarray, "R"], sampling: Sampling) -> Draws:
+    """Draws one token a row from the processed distribution. Raises NonFiniteError on a NaN."""
+    if logits.device.type == "cpu" and logits.dtype in kernels.DTYPES and kernels.available()[0]:
+        draws = Draws(*kernels.draw(
+            logits, np.ascontiguousarray(key), sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, racers(logits.shape[1])
+        ))  # fmt: skip
+    else:
+        draws = draw_reference(logits.double().cpu().numpy(), key, sampling)
+    if not np.isfinite(draws.logprob).all():
+        row = int(np.flatnonzero(~np.isfinite(draws.logprob))[0])
+        raise NonFiniteError(
+            f"the policy's logits are not finite (row {row} of {len(draws.logprob)}); the weights may have diverged: "
+            "lower policy.lr, or go back to an earlier checkpoint"
+        )
+    return draws
+
+
+def draw_reference(logits: Float64[np.ndarray, "R V"], key: UInt64[np.ndarray, "R"], sampling: Sampling) -> Draws:
+    """The sampler's definition, one row at a time."""
+    rows = [_draw_row(row, row_key, sampling) for row, row_key in zip(logits, key, strict=True)]
+    token, logprob, kept, entropy = zip(*rows, strict=True)
+    return Draws(np.array(token, np.int32), *(np.array(values, np.float32) for values in (logprob, kept, entropy)))
+
+
+def processed(logits: Float64[np.ndarray, "V"], sampling: Sampling) -> tuple[Float64[np.ndarray, "V"], Float64[np.ndarray, "V"]]:
+    """Log-probabilities at the sampling temperature, and the normalised distribution after top-k, top-p and min-p.
+
+    A token stays under top-p while the mass before it has not reached top_p of what top-k left; under min-p while its probability is at
+    least min_p of the largest. At temperature 0 the distribution is a point mass on the (lowest) argmax, the log-probabilities those of
+    temperature 1.
+    """
+    x = logits / sampling.temperature if sampling.temperature > 0 else logits
+    shifted = x - x.max()
+    logp = shifted - np.log(np.exp(shifted).sum())
+    p = np.exp(logp)
+    if sampling.temperature == 0:
+        return logp, np.eye(len(x))[int(x.argmax())]
+    order = np.lexsort((np.arange(len(x)), -x))
+    if sampling.top_k:
+        order = order[: sampling.top_k]
+    within = p[order].sum() if sampling.top_k else 1.0
+    before = np.cumsum(p[order]) - p[order]
+    stays = (before < sampling.top_p * within) & (p[order] >= sampling.min_p * p[order[0]]) & (p[order] > 0)
+    stays[0] = True
+    kept = np.zeros_like(p)
+    kept[order[stays]] = p[order[stays]]
+    return logp, kept / kept.sum()
+
+
+def _draw_row(logits: Float64[np.ndarray, "V"], key: np.uint64, sampling: Sampling) -> tuple[int, float, float, float]:
+    vocabulary = len(logits)
+    logp, p = processed(logits, sampling)
+    full = np.exp(logp)
+    entropy = float(-(full * np.where(full > 0, logp, 0.0)).sum())
+    if sampling.temperature == 0:
+        winner = int(p.argmax())
+        return winner, float(logp[winner]), 0.0, entropy
+    kept_logmass = float(np.log(min(1.0, full[p > 0].sum())))
+    truncated = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+    racing = np.flatnonzero(p > 0)
+    if not truncated and racers(vocabulary) < vocabulary:
+        racing = np.sort(np.lexsort((np.arange(vocabulary), -logits))[: racers(vocabulary)])
+        racing = racing[p[racing] > 0]
+    arrival = -np.log(uniform(key, racing.astype(np.uint64))) / p[racing]
+    winner = int(racing[arrival.argmin()])
+    rest = np.ones(vocabulary, bool)
+    rest[racing] = False
+    tail = np.where(rest, p, 0.0)
+    if not truncated and tail.sum() > 0 and -np.log(uniform(key, np.uint64(vocabulary))) / tail.sum() < arrival.min():
+        reached = np.cumsum(tail)
+        target = uniform(key, np.uint64(vocabulary + 1)) * reached[-1]
+        winner = int(np.flatnonzero((reached >= target) & (tail > 0))[0])
+    return winner, float(logp[winner]), kept_logmass if truncated else 0.0, entropy
