@@ -1,0 +1,96 @@
+"""The name, unit, reduction and meaning of every metric. Only the loop writes them; whoever shows them looks them up here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Metric:
+    """`unit` is what one is; `reduction` how a step's many values became one; `meaning` a line for a reader."""
+
+    unit: str
+    reduction: str
+    meaning: str
+
+
+# A name ending in `*` stands for every name that begins like it.
+METRICS: dict[str, Metric] = {
+    "reward/mean": Metric("reward", "mean over rollouts", "weighted sum of the applicable rewards"),
+    "reward/std": Metric("reward", "standard deviation over rollouts", "spread of the reward over all rollouts"),
+    "reward/part/*": Metric("reward", "mean over rollouts it applies to", "one reward function, before its weight"),
+    "reward/fell_back": Metric("rollouts", "count", "rollouts in which a failed reward took its fallback value"),
+    "eval/accuracy": Metric("share", "mean over held-out items", "held-out reward under evaluation's own sampling"),
+    "eval/se": Metric("share", "standard error of the mean", "uncertainty of eval/accuracy from the number of items"),
+    "eval/length": Metric("tokens", "mean over held-out items", "length of held-out completions"),
+    "eval/entropy": Metric("nats", "mean over tokens", "policy's entropy on held-out completions"),
+    "eval/items": Metric("items", "count", "held-out items evaluated"),
+    "policy/loss": Metric("loss", "mean over mini-batches", "surrogate loss"),
+    "policy/entropy": Metric("nats", "mean over completion tokens", "entropy of the policy before the update"),
+    "policy/clip_fraction": Metric("share", "mean over completion tokens", "tokens whose ratio was clipped"),
+    "policy/grad_norm": Metric("norm", "mean over mini-batches", "global gradient norm before clipping"),
+    "policy/lr": Metric("rate", "last", "learning rate of the step's last optimizer step"),
+    "policy/ratio_mean": Metric("ratio", "mean over completion tokens", "theta / old probability"),
+    "policy/mismatch_mean": Metric("nats", "mean over completion tokens", "|trainer - rollout| log-probability"),
+    "policy/mismatch_max": Metric("nats", "maximum over completion tokens", "|trainer - rollout| log-probability"),
+    "policy/tokens": Metric("tokens", "count", "completion tokens learned from in this step"),
+    "policy/minibatches": Metric("updates", "count", "optimizer steps taken"),
+    "length/mean": Metric("tokens", "mean over rollouts", "completion length"),
+    "length/max": Metric("tokens", "maximum over rollouts", "longest completion"),
+    "length/truncated_share": Metric("share", "mean over rollouts", "completions that the length limit ended"),
+    "group/no_spread_share": Metric(
+        "share", "mean over groups", "groups whose rewards are all equal: they teach nothing"
+    ),
+    "rollout/tokens_per_s": Metric("tokens/s", "ratio of sums", "tokens generated per second of generation"),
+    "rollout/accepted_length": Metric(
+        "tokens", "ratio of sums", "tokens per sequence and round; 1 without speculation"
+    ),
+    "rollout/draft_acceptance": Metric("share", "ratio of sums", "drafted tokens that were accepted"),
+    "rollout/entropy": Metric("nats", "mean over tokens", "entropy of the sampled distribution, untruncated"),
+    "rollout/speedup": Metric("x", "ratio of times", "plain decoding's time over speculation's, same rollouts"),
+    "rollout/tokens_identical": Metric("yes/no", "all rollouts", "1 when plain decoding gave the very same tokens"),
+    "rollout/tokens": Metric("tokens", "count", "completion tokens generated in this step"),
+    "rollout/prompt_tokens": Metric("tokens", "count", "prompt tokens prefilled in this step"),
+    "rollout/rounds": Metric("rounds", "count", "decode rounds of this step"),
+    "warmup/loss": Metric("nats", "mean over solution tokens", "supervised loss on worked solutions"),
+    "time/generation_s": Metric("s", "sum", "rollouts: prefill, drafts, verification"),
+    "time/prefill_s": Metric("s", "sum", "part of generation: prompts"),
+    "time/draft_s": Metric("s", "sum", "part of generation: proposing tokens"),
+    "time/verify_s": Metric("s", "sum", "part of generation: the policy's forward passes"),
+    "time/overhead_s": Metric("s", "sum", "part of generation: everything else"),
+    "time/reward_s": Metric("s", "sum", "scoring"),
+    "time/training_s": Metric("s", "sum", "the policy's update"),
+    "time/weights_s": Metric("s", "sum", "publishing new weights to the engine"),
+    "time/checkpoint_s": Metric("s", "sum", "saving a checkpoint"),
+    "time/eval_s": Metric("s", "sum", "held-out evaluation"),
+    "time/compare_s": Metric("s", "sum", "the same rollouts once more, without speculation, to compare"),
+    "time/warmup_s": Metric("s", "sum", "supervised warm-up"),
+    "time/step_s": Metric("s", "sum", "the whole step, evaluation and comparison included"),
+    "tokens/total": Metric("tokens", "running sum", "completion tokens generated since the run began"),
+}
+
+
+def metric(name: str) -> Metric:
+    """The table's entry for `name`. Raises KeyError for a name that is not in it."""
+    if name in METRICS and not name.endswith("*"):
+        return METRICS[name]
+    for known, entry in METRICS.items():
+        stem = known.removesuffix("*")
+        if stem != known and name.startswith(stem) and name not in (stem, known):
+            return entry
+    raise KeyError(f"'{name}' is no metric of respec; name it in report/metrics.py with unit, reduction and meaning")
+
+
+def checked(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The same metrics as plain floats, in the table's order. Raises KeyError for a name that is not in the table."""
+    order = {known.removesuffix("*"): i for i, known in enumerate(METRICS)}
+    for name in metrics:
+        metric(name)
+
+    def place(name: str) -> tuple[int, str]:
+        if name in order:
+            return order[name], name
+        return next(i for stem, i in order.items() if stem.endswith("/") and name.startswith(stem)), name
+
+    return {name: float(metrics[name]) for name in sorted(metrics, key=place)}

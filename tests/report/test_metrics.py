@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+
+from respec.report.metrics import METRICS, checked, metric
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(KeyError, match="reward/meen"):
+        checked({"reward/mean": 1.0, "reward/meen": 1.0})
+
+
+@pytest.mark.parametrize("name", ["reward/part/", "reward/part/*", "reward", ""])
+def test_a_pattern_is_no_name(name: str) -> None:
+    with pytest.raises(KeyError):
+        metric(name)
+
+
+def test_each_reward_function_has_a_name_of_its_own() -> None:
+    assert metric("reward/part/examples.rewards:brevity") is METRICS["reward/part/*"]
+
+
+def test_checked_keeps_all_values_in_the_order_of_the_table() -> None:
+    given = {"time/step_s": 3, "reward/part/b": 2, "reward/part/a": 1, "reward/mean": 0.5, "reward/fell_back": 0}
+    assert checked(given) == given
+    names = ["reward/mean", "reward/part/a", "reward/part/b", "reward/fell_back", "time/step_s"]
+    assert list(checked(given)) == names
+
+
+def test_every_metric_says_what_it_is() -> None:
+    for name, entry in METRICS.items():
+        assert "/" in name and entry.unit and entry.reduction and entry.meaning, name
