@@ -58,7 +58,9 @@ def lay_out(slot_M: Int64[np.ndarray, "M"], position_M: Int64[np.ndarray, "M"], 
     rows = np.repeat(sees, shape.group, axis=1)
     rows = np.pad(rows, ((0, 0), (0, max(0, QUERY_ROWS - rows.shape[1]))))
     mask = torch.arange(keys, device=device) <= torch.from_numpy(rows).to(device)[:, None, :, None]
-    block_t, row_t, slot_b = (torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in (block, row, slot_M[new_block]))
+    block_t, row_t, slot_b = (
+        torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in (block, row, slot_M[new_block])
+    )
     return Layout(slot, position, False, block_t, row_t, slot_b, mask)
 
 
@@ -85,9 +87,14 @@ def attend(
     """Each token over keys 0..position of its slot."""
     count, heads, dim = q.shape
     if layout.native:
-        out = kernels.attention(q.float().contiguous(), keys, values, layout.slot_M, layout.position_M, scale)
+        out = kernels.attention(q.float().contiguous(), keys, values, layout.slot_M, layout.position_M, scale, count)
         return out.view(count, heads, dim)
-    assert layout.mask is not None and layout.slot_B is not None and layout.block_M is not None and layout.row_M is not None
+    assert (
+        layout.mask is not None
+        and layout.slot_B is not None
+        and layout.block_M is not None
+        and layout.row_M is not None
+    )
     blocks, _, rows, length = layout.mask.shape
     kv_heads = keys.shape[1]
     group = heads // kv_heads

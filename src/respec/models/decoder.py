@@ -58,7 +58,11 @@ class Decoder(Protocol):
     version: int
 
     def hidden(
-        self, token_M: Int64[np.ndarray, "M"], slot_M: Int64[np.ndarray, "M"], position_M: Int64[np.ndarray, "M"], cache: KVStore
+        self,
+        token_M: Int64[np.ndarray, "M"],
+        slot_M: Int64[np.ndarray, "M"],
+        position_M: Int64[np.ndarray, "M"],
+        cache: KVStore,
     ) -> Float[Tensor, "M hidden"]:
         """Writes the tokens' keys and values into the cache and returns the final normed hidden states."""
         ...

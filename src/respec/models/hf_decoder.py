@@ -43,7 +43,11 @@ class HFDecoder:
 
     @torch.inference_mode()
     def hidden(
-        self, token_M: Int64[np.ndarray, "M"], slot_M: Int64[np.ndarray, "M"], position_M: Int64[np.ndarray, "M"], cache: KVStore
+        self,
+        token_M: Int64[np.ndarray, "M"],
+        slot_M: Int64[np.ndarray, "M"],
+        position_M: Int64[np.ndarray, "M"],
+        cache: KVStore,
     ) -> Float[Tensor, "M hidden"]:
         tokens = torch.from_numpy(token_M).to(self.shape.device)[None]
         layout = lay_out(slot_M, position_M, self.shape)

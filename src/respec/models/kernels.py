@@ -42,13 +42,25 @@ def supports(dtype: torch.dtype, device: torch.device, head_dim: int, group: int
 
 
 def add_rmsnorm(
-    residual: Float[Tensor, "M width"], x: Float[Tensor, "M width"] | None, weight: Float[Tensor, "width"], eps: float, dtype: torch.dtype
+    residual: Float[Tensor, "M width"],
+    x: Float[Tensor, "M width"] | None,
+    weight: Float[Tensor, "width"],
+    eps: float,
+    dtype: torch.dtype,
 ) -> Float[Tensor, "M width"]:
     """residual += x in place, then its RMS norm times weight, in `dtype`. residual and weight are float32."""
     rows, width = residual.shape
     out = torch.empty(rows, width, dtype=dtype)
     _library().add_rmsnorm(
-        _ptr(residual), _ptr(x) if x is not None else None, _ptr(weight), eps, _ptr(out), rows, width, _threads(), DTYPES[dtype]
+        _ptr(residual),
+        _ptr(x) if x is not None else None,
+        _ptr(weight),
+        eps,
+        _ptr(out),
+        rows,
+        width,
+        _threads(),
+        DTYPES[dtype],
     )
     return out
 
@@ -62,7 +74,7 @@ def silu_mul(gate_up: Float[Tensor, "M two_width"]) -> Float[Tensor, "M width"]:
 
 
 def rope_write(
-    qkv: Float[Tensor, "M fused"],
+    qkv: Float[Tensor, "padded fused"],
     cos: Float[Tensor, "positions dim"],
     sin: Float[Tensor, "positions dim"],
     position: Int64[Tensor, "M"],
@@ -74,8 +86,8 @@ def rope_write(
     values: Float[Tensor, "slots kv_heads capacity dim"],
     heads: int,
 ) -> Float[Tensor, "M heads dim"]:
-    """Norms and rotates q and k, writes k and v at (slot, position), returns q in float32."""
-    rows = qkv.shape[0]
+    """Norms and rotates q and k, writes k and v at (slot, position), returns q in float32. qkv may have rows of padding after the M."""
+    rows = position.shape[0]
     _, kv_heads, capacity, dim = values.shape
     q = torch.empty(rows, heads, dim)
     _library().rope_write(
@@ -93,11 +105,13 @@ def attention(
     slot: Int64[Tensor, "M"],
     position: Int64[Tensor, "M"],
     scale: float,
-) -> Float[Tensor, "M fused"]:
-    """Attention of each token over keys 0..position of its slot; q float32, the result in the cache's dtype."""
+    padded: int,
+) -> Float[Tensor, "padded fused"]:
+    """Attention of each token over keys 0..position of its slot; q float32, the result in the cache's dtype, padded with zeros."""
     rows, heads, dim = q.shape
     _, kv_heads, capacity, _ = values.shape
-    out = torch.empty(rows, heads * dim, dtype=values.dtype)
+    out = torch.empty(padded, heads * dim, dtype=values.dtype)
+    out[rows:] = 0
     code = _library().attention(
         _ptr(q), _ptr(keys), _ptr(values), _ptr(slot), _ptr(position), _ptr(out), rows, kv_heads, heads // kv_heads, dim,
         capacity, scale, _threads(), DTYPES[values.dtype],

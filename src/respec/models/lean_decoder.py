@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from respec.models import kernels
 from respec.models.decoder import DecodeShape, KVStore
-from respec.models.linear import PackedLinear
+from respec.models.linear import PackedLinear, padded_rows
 
 
 @dataclass(frozen=True)
@@ -57,23 +57,39 @@ class LeanDecoder:
 
     @torch.inference_mode()
     def hidden(
-        self, token_M: Int64[np.ndarray, "M"], slot_M: Int64[np.ndarray, "M"], position_M: Int64[np.ndarray, "M"], cache: KVStore
+        self,
+        token_M: Int64[np.ndarray, "M"],
+        slot_M: Int64[np.ndarray, "M"],
+        position_M: Int64[np.ndarray, "M"],
+        cache: KVStore,
     ) -> Float[Tensor, "M hidden"]:
         highest = int(position_M.max())
         if highest >= len(self._cos):
             self._cos, self._sin = self._rotation(2 * (highest + 1))
         slot, position = torch.from_numpy(slot_M), torch.from_numpy(position_M)
         dtype, x = self.shape.dtype, None
-        residual = self._embedding[torch.from_numpy(token_M)].float()
+        count, padded = len(token_M), padded_rows(len(token_M))
+        # rows of padding go through products and norms only: they have no place in the cache
+        residual = self._embedding[torch.from_numpy(np.pad(token_M, (0, padded - count)))].float()
         for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True):
             normed = kernels.add_rmsnorm(residual, x, layer.input_norm, self._eps, dtype)
             q = kernels.rope_write(
-                layer.qkv(normed), self._cos, self._sin, position, slot, layer.q_norm, layer.k_norm, self._eps, keys, values, self.shape.heads
+                layer.qkv(normed),
+                self._cos,
+                self._sin,
+                position,
+                slot,
+                layer.q_norm,
+                layer.k_norm,
+                self._eps,
+                keys,
+                values,
+                self.shape.heads,
             )
-            x = layer.output(kernels.attention(q, keys, values, slot, position, self._scale))
+            x = layer.output(kernels.attention(q, keys, values, slot, position, self._scale, padded))
             normed = kernels.add_rmsnorm(residual, x, layer.post_norm, self._eps, dtype)
             x = layer.down(kernels.silu_mul(layer.gate_up(normed)))
-        return kernels.add_rmsnorm(residual, x, self._norm, self._eps, dtype)
+        return kernels.add_rmsnorm(residual, x, self._norm, self._eps, dtype)[:count]
 
     @torch.inference_mode()
     def logits(self, hidden: Float[Tensor, "R hidden"]) -> Float[Tensor, "R V"]:

@@ -1,8 +1,9 @@
 """Linear layers for decoding: prepacked for oneDNN where the processor has it, and blind to what else is in the batch.
 
 Measured on AVX-512 processors, a prepacked product gives every row the same bits for any number of rows from 4 up (bfloat16 from 1 up);
-float32 takes another kernel below that, so fewer rows are padded. Where prepacking is missing, products run in blocks
-of a fixed number of rows on a CPU, which holds the same promise at a higher price.
+float32 takes another kernel below that. oneDNN compiles a kernel for every new number of rows (milliseconds each), so rows are padded
+to a few sizes. Where prepacking is missing, products run in blocks of a fixed number of rows on a CPU, which holds the same
+promise at a higher price.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.packed = weight.device.type == "cpu" and can_prepack(weight.dtype)
-        stored = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), BLOCK_ROWS) if self.packed else weight.contiguous()
+        stored = (
+            torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), BLOCK_ROWS)
+            if self.packed
+            else weight.contiguous()
+        )
         # plain attributes: these are not parameters, and a packed weight cannot be saved or moved
         self.weight = stored
         self.bias = bias
@@ -34,7 +39,8 @@ class PackedLinear(nn.Module):
         rows = x.reshape(-1, self.in_features)
         count = rows.shape[0]
         if self.packed:
-            padded = F.pad(rows, (0, 0, 0, FEWEST_ROWS - count)) if count < FEWEST_ROWS else rows
+            size = padded_rows(count)
+            padded = F.pad(rows, (0, 0, 0, size - count)) if size > count else rows
             y = torch.ops.mkldnn._linear_pointwise(padded, self.weight, self.bias, "none", [], "")[:count]
         elif x.device.type == "cpu":
             padded = F.pad(rows, (0, 0, 0, -count % BLOCK_ROWS))
@@ -42,6 +48,12 @@ class PackedLinear(nn.Module):
         else:
             y = F.linear(rows, self.weight, self.bias)
         return y.view(*x.shape[:-1], self.out_features)
+
+
+def padded_rows(count: int) -> int:
+    """The size that `count` rows are padded to: a multiple of 4, and at most eight sizes to a doubling."""
+    step = max(FEWEST_ROWS, 1 << max(0, (count - 1).bit_length() - 4))
+    return -(-count // step) * step
 
 
 @functools.cache

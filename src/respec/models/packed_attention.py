@@ -23,26 +23,51 @@ PACKED = "respec_packed"
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where each of N flat tokens sits in a padded [S, L] grid, and back; made once a forward pass, read by every layer.
+class Grid:
+    """A run of neighbouring sequences, `tokens` in all, padded to [sequences, longest].
 
-    `padded_N` is the grid cell of each token; `flat_SL` the token of each grid cell, where padding repeats the sequence's last.
+    `padded_N` is the cell of each token of the run, counted within the grid; `flat_SL` the token of each cell, counted within
+    the run, where padding repeats the sequence's last.
     """
 
     padded_N: Int[torch.Tensor, "N"]
     flat_SL: Int[torch.Tensor, "S*L"]
     sequences: int
     longest: int
+    tokens: int
+
+
+Layout = tuple[Grid, ...]
+"""The grids of a flat row, one after the other; made once a forward pass, read by every layer."""
+
+# One grid for all would let a single long sequence among short ones cost its square for each of them.
+MOST_CELLS_PER_TOKEN = 2
 
 
 def layout(start_S: Int[torch.Tensor, "S+1"]) -> Layout:
-    """The grid for sequences that begin at `start_S[:-1]` and end before `start_S[1:]` (token indices)."""
-    length_S = start_S[1:] - start_S[:-1]
-    sequences, longest = len(length_S), int(length_S.max())
-    column_L = torch.arange(longest, device=start_S.device)
-    flat_SL = start_S[:-1, None] + torch.minimum(column_L[None], length_S[:, None] - 1)
+    """Grids for sequences that begin at `start_S[:-1]` and end before `start_S[1:]` (token indices).
+
+    A grid takes in sequences, in their order, until it would have more than `MOST_CELLS_PER_TOKEN` cells for each token.
+    Sequences sorted by length, as `policy.pack` lays them, give the fewest grids.
+    """
+    length_S = start_S.diff().tolist()
+    runs: list[list[int]] = []
+    for length in length_S:
+        wider = [*runs[-1], length] if runs else []
+        if not runs or len(wider) * max(wider) > MOST_CELLS_PER_TOKEN * sum(wider):
+            runs.append([length])
+        else:
+            runs[-1].append(length)
+    return tuple(_grid(run, start_S.device) for run in runs)
+
+
+def _grid(lengths: list[int], device: torch.device) -> Grid:
+    length_S = torch.tensor(lengths)
+    longest = max(lengths)
+    column_L = torch.arange(longest)
+    flat_SL = (length_S.cumsum(0) - length_S)[:, None] + torch.minimum(column_L[None], length_S[:, None] - 1)
     padded_N = (column_L[None] < length_S[:, None]).flatten().nonzero().flatten()
-    return Layout(padded_N, flat_SL.flatten(), sequences, longest)
+    return Grid(padded_N.to(device), flat_SL.flatten().to(device), len(lengths), longest, sum(lengths))
 
 
 class _Move(torch.autograd.Function):
@@ -53,14 +78,14 @@ class _Move(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, row_KE: torch.Tensor, grid: Layout, to_grid: bool) -> torch.Tensor:
+    def forward(ctx: Any, row_KE: torch.Tensor, grid: Grid, to_grid: bool) -> torch.Tensor:
         ctx.grid, ctx.to_grid = grid, to_grid
         return row_KE.index_select(0, grid.flat_SL if to_grid else grid.padded_N)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (gradient,) = gradients
-        grid: Layout = ctx.grid
+        grid: Grid = ctx.grid
         if ctx.to_grid:
             return gradient.index_select(0, grid.padded_N), None, None
         full = gradient.new_zeros(len(grid.flat_SL), *gradient.shape[1:])
@@ -80,23 +105,34 @@ def _packed_attention(
     """transformers' attention signature. Returns [1, N, H, D]; without `packed` it is transformers' own `sdpa`."""
     if packed is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    tokens = [grid.tokens for grid in packed]
+    # Token by token [N, heads * D], and cut by `split`, whose gradient is one concatenation.
+    parts = [heads[0].transpose(0, 1).flatten(1).split(tokens) for heads in (query, key, value)]
+    mixed = [_attend(*rows, grid, query.shape[3], scaling) for *rows, grid in zip(*parts, packed, strict=True)]
+    return torch.cat(mixed).view(1, -1, query.shape[1], query.shape[3]), None
 
-    def to_grid(heads: torch.Tensor) -> torch.Tensor:
-        _, count, _, width = heads.shape
-        row = heads[0].transpose(0, 1).reshape(-1, count * width)
-        return _Move.apply(row, packed, True).view(packed.sequences, packed.longest, count, width).transpose(1, 2)
 
-    query_grid, key_grid, value_grid = to_grid(query), to_grid(key), to_grid(value)
+def _attend(
+    query_NE: Float[torch.Tensor, "N H*D"],
+    key_NE: Float[torch.Tensor, "N K*D"],
+    value_NE: Float[torch.Tensor, "N K*D"],
+    grid: Grid,
+    width: int,
+    scaling: float | None,
+) -> Float[torch.Tensor, "N H*D"]:
+    """Causal attention within each sequence of one grid, with heads of `width` D."""
+
+    def to_grid(row_NE: torch.Tensor) -> Float[torch.Tensor, "S heads L D"]:
+        return _Move.apply(row_NE, grid, True).view(grid.sequences, grid.longest, -1, width).transpose(1, 2)
+
+    query, key, value = to_grid(query_NE), to_grid(key_NE), to_grid(value_NE)
     share = query.shape[1] // key.shape[1]
     # The CPU's fused kernel reads shared heads as they are; on CUDA the float32 one does not, and the fallback needs S H L L.
     grouped = share > 1 and query.device.type == "cpu"
     if share > 1 and not grouped:
-        key_grid, value_grid = key_grid.repeat_interleave(share, 1), value_grid.repeat_interleave(share, 1)
-    mixed = F.scaled_dot_product_attention(
-        query_grid, key_grid, value_grid, is_causal=True, scale=scaling, enable_gqa=grouped
-    )
-    row = mixed.transpose(1, 2).reshape(packed.sequences * packed.longest, -1)
-    return _Move.apply(row, packed, False).view(1, -1, query.shape[1], query.shape[3]), None
+        key, value = key.repeat_interleave(share, 1), value.repeat_interleave(share, 1)
+    mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
+    return _Move.apply(mixed.transpose(1, 2).reshape(grid.sequences * grid.longest, -1), grid, False)
 
 
 # transformers looks implementations up by name in these process-wide tables; ours is added once, at import, and replaces nothing.

@@ -27,8 +27,12 @@ class KVCache:
         self.slots, self.capacity = slots, tiles * TILE
         make = {"dtype": shape.dtype, "device": shape.device}
         # zeros, not empty: PyTorch's attention multiplies masked entries by nought, and a NaN would survive that
-        self.keys = [torch.zeros(slots, shape.kv_heads, tiles, shape.head_dim, TILE, **make) for _ in range(shape.layers)]
-        self.values = [torch.zeros(slots, shape.kv_heads, self.capacity, shape.head_dim, **make) for _ in range(shape.layers)]
+        self.keys = [
+            torch.zeros(slots, shape.kv_heads, tiles, shape.head_dim, TILE, **make) for _ in range(shape.layers)
+        ]
+        self.values = [
+            torch.zeros(slots, shape.kv_heads, self.capacity, shape.head_dim, **make) for _ in range(shape.layers)
+        ]
         self.length = np.zeros(slots, np.int64)
         self.version = np.full(slots, NO_VERSION, np.int64)
         self._free = list(range(slots - 1, -1, -1))
@@ -70,7 +74,9 @@ class KVCache:
             values[target, :, :length] = values[source, :, :length]
         self.length[target] = length
 
-    def entries(self, slot: int, length: int) -> tuple[list[Float[Tensor, "kv_heads T dim"]], list[Float[Tensor, "kv_heads T dim"]]]:
+    def entries(
+        self, slot: int, length: int
+    ) -> tuple[list[Float[Tensor, "kv_heads T dim"]], list[Float[Tensor, "kv_heads T dim"]]]:
         """Keys and values of a slot's first `length` tokens, per layer, in the usual layout; for tests and inspection."""
         keys = [k[slot].permute(0, 1, 3, 2).reshape(k.shape[1], -1, k.shape[3])[:, :length] for k in self.keys]
         return keys, [v[slot, :, :length] for v in self.values]
@@ -84,4 +90,6 @@ class KVCache:
             raise CacheError(f"a slot's length is outside 0..{self.capacity}: {self.length.tolist()}")
         stale = [slot for slot in taken if self.version[slot] != version]
         if stale:
-            raise StaleError(f"slots {stale} hold keys of policy versions {self.version[stale].tolist()}, the policy is at {version}")
+            raise StaleError(
+                f"slots {stale} hold keys of policy versions {self.version[stale].tolist()}, the policy is at {version}"
+            )

@@ -47,7 +47,9 @@ def sequence_key(seed: int, stream: int, draw: int, row: int, sample: int) -> UI
     return key
 
 
-def token_key(sequence: UInt64[np.ndarray, "*N"], position: Int64[np.ndarray, "*N"], lane: int) -> UInt64[np.ndarray, "*N"]:
+def token_key(
+    sequence: UInt64[np.ndarray, "*N"], position: Int64[np.ndarray, "*N"], lane: int
+) -> UInt64[np.ndarray, "*N"]:
     """The key of one position of a completion (0 for its first token) in one lane."""
     return absorb(absorb(sequence, position), lane)
 

@@ -59,17 +59,19 @@ def draw(logits: Float[Tensor, "R V"], key: UInt64[np.ndarray, "R"], sampling: S
 
 def draw_reference(logits: Float64[np.ndarray, "R V"], key: UInt64[np.ndarray, "R"], sampling: Sampling) -> Draws:
     """The sampler's definition, one row at a time."""
-    rows = [_draw_row(row, row_key, sampling) for row, row_key in zip(logits, key, strict=True)]
+    rows = [_draw_row(row, key[i : i + 1], sampling) for i, row in enumerate(logits)]
     token, logprob, kept, entropy = zip(*rows, strict=True)
     return Draws(np.array(token, np.int32), *(np.array(values, np.float32) for values in (logprob, kept, entropy)))
 
 
-def processed(logits: Float64[np.ndarray, "V"], sampling: Sampling) -> tuple[Float64[np.ndarray, "V"], Float64[np.ndarray, "V"]]:
+def processed(
+    logits: Float64[np.ndarray, "V"], sampling: Sampling
+) -> tuple[Float64[np.ndarray, "V"], Float64[np.ndarray, "V"]]:
     """Log-probabilities at the sampling temperature, and the normalised distribution after top-k, top-p and min-p.
 
     A token stays under top-p while the mass before it has not reached top_p of what top-k left; under min-p while its probability is at
-    least min_p of the largest. At temperature 0 the distribution is a point mass on the (lowest) argmax, the log-probabilities those of
-    temperature 1.
+    least min_p of the largest. At temperature 0 the distribution is a point mass on the (lowest) argmax, the log-probabilities
+    those of temperature 1.
     """
     x = logits / sampling.temperature if sampling.temperature > 0 else logits
     shifted = x - x.max()
@@ -89,7 +91,9 @@ def processed(logits: Float64[np.ndarray, "V"], sampling: Sampling) -> tuple[Flo
     return logp, kept / kept.sum()
 
 
-def _draw_row(logits: Float64[np.ndarray, "V"], key: np.uint64, sampling: Sampling) -> tuple[int, float, float, float]:
+def _draw_row(
+    logits: Float64[np.ndarray, "V"], key: UInt64[np.ndarray, "1"], sampling: Sampling
+) -> tuple[int, float, float, float]:
     vocabulary = len(logits)
     logp, p = processed(logits, sampling)
     full = np.exp(logp)
@@ -108,8 +112,9 @@ def _draw_row(logits: Float64[np.ndarray, "V"], key: np.uint64, sampling: Sampli
     rest = np.ones(vocabulary, bool)
     rest[racing] = False
     tail = np.where(rest, p, 0.0)
-    if not truncated and tail.sum() > 0 and -np.log(uniform(key, np.uint64(vocabulary))) / tail.sum() < arrival.min():
+    first, second = uniform(key, np.array([vocabulary, vocabulary + 1], np.uint64))
+    if not truncated and tail.sum() > 0 and -np.log(first) / tail.sum() < arrival.min():
         reached = np.cumsum(tail)
-        target = uniform(key, np.uint64(vocabulary + 1)) * reached[-1]
+        target = second * reached[-1]
         winner = int(np.flatnonzero((reached >= target) & (tail > 0))[0])
     return winner, float(logp[winner]), kept_logmass if truncated else 0.0, entropy

@@ -1,0 +1,85 @@
+"""One completion in the making: what was asked, what has been drawn, and when it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import UInt64
+
+from respec.types import Ask, Finish, Proposer, Rollout, Sampling
+
+NO_SLOT = -1
+
+
+@dataclass
+class Request:
+    """Grows token by token; `rollout()` freezes it. `slot` is its place in the KV cache while it is active.
+
+    `tokens` are the completion's. The last token of prompt + completion is pending: drawn, not yet in the cache.
+    """
+
+    ask: Ask
+    sample: int
+    key: UInt64[np.ndarray, "1"]
+    order: int
+    slot: int = NO_SLOT
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    kept: list[float] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    proposers: list[int] = field(default_factory=list)
+    rounds: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+    text: str = ""
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and completion."""
+        return len(self.ask.prompt.token_ids) + len(self.tokens)
+
+    @property
+    def pending(self) -> int:
+        return self.tokens[-1] if self.tokens else self.ask.prompt.token_ids[-1]
+
+    def remaining(self, sampling: Sampling) -> int:
+        """How many tokens it may still draw."""
+        return sampling.max_new_tokens - len(self.tokens)
+
+    def append(
+        self,
+        token: int,
+        logprob: float,
+        kept: float,
+        entropy: float,
+        version: int,
+        proposer: Proposer,
+        round_index: int,
+    ) -> None:
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        self.kept.append(kept)
+        self.entropies.append(entropy)
+        self.versions.append(version)
+        self.proposers.append(proposer)
+        self.rounds.append(round_index)
+
+    def rollout(self) -> Rollout:
+        """The finished completion."""
+        assert self.finish is not None, "a request is frozen only once it has ended"
+        return Rollout(
+            prompt=self.ask.prompt,
+            stream=self.ask.stream,
+            draw=self.ask.draw,
+            sample=self.sample,
+            token_T=np.array(self.tokens, np.int32),
+            logprob_T=np.array(self.logprobs, np.float32),
+            kept_logmass_T=np.array(self.kept, np.float32),
+            entropy_T=np.array(self.entropies, np.float32),
+            version_T=np.array(self.versions, np.int32),
+            proposer_T=np.array(self.proposers, np.uint8),
+            round_T=np.array(self.rounds, np.int32),
+            text=self.text,
+            finish=self.finish,
+        )

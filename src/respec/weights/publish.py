@@ -1,0 +1,22 @@
+"""Makes the snapshot that decodes: the lean decoder where model and machine allow, else transformers' own code."""
+
+from __future__ import annotations
+
+import torch
+
+from respec.models import lean_decoder
+from respec.models.decoder import Decoder, decode_dtype
+from respec.models.hf_decoder import HFDecoder
+from respec.models.load import Policy
+
+
+def publish(policy: Policy, dtype: str, version: int) -> Decoder:
+    """A copy of the policy's weights in the decoding dtype, stamped with its version.
+
+    Bit for bit the same for the same weights, dtype and machine. The learner may go on changing its own.
+    """
+    device = policy.model.device
+    resolved = decode_dtype(dtype, device)
+    if lean_decoder.fits(policy.model, resolved, device):
+        return lean_decoder.LeanDecoder(policy.model, resolved, version)
+    return HFDecoder(policy.model, resolved, torch.device(device), version)
