@@ -28,7 +28,8 @@ CONFIGS = {
     "qwen2": Qwen2Config(**SHAPE, num_key_value_heads=2),
     "qwen3": Qwen3Config(**SHAPE, num_key_value_heads=2, head_dim=8),
 }
-LENGTHS = (5, 1, 9, 9, 3)
+# The last is long enough to need a grid of its own.
+LENGTHS = (5, 1, 9, 9, 3, 40)
 
 
 def make(config: PreTrainedConfig, attention: str) -> PreTrainedModel:
@@ -82,10 +83,25 @@ def test_unpacked_calls_are_transformers_own() -> None:
 
 
 def test_layout_goes_there_and_back() -> None:
-    grid = layout(torch.tensor([0, 2, 3, 6]))
-    assert (grid.sequences, grid.longest) == (3, 3)
+    (grid,) = layout(torch.tensor([0, 2, 3, 6]))
+    assert (grid.sequences, grid.longest, grid.tokens) == (3, 3, 6)
     assert grid.flat_SL.tolist() == [0, 1, 1, 2, 2, 2, 3, 4, 5]
     assert grid.flat_SL[grid.padded_N].tolist() == list(range(6))
+
+
+@pytest.mark.parametrize("lengths", [[1500, *[30] * 60], [*range(200, 0, -1)], [3, 900, 3, 900, 3], [1], [7] * 9])
+def test_one_long_sequence_does_not_widen_the_others(lengths: list[int]) -> None:
+    grids = layout(torch.tensor([0, *lengths]).cumsum(0))
+    assert sum(grid.sequences for grid in grids) == len(lengths)
+    assert sum(grid.tokens for grid in grids) == sum(lengths)
+    for grid in grids:
+        assert grid.sequences * grid.longest == len(grid.flat_SL) <= 2 * grid.tokens
+        assert grid.flat_SL[grid.padded_N].tolist() == list(range(grid.tokens))
+
+
+def test_sequences_of_neighbouring_lengths_share_a_grid() -> None:
+    assert len(layout(torch.tensor([0, *range(110, 50, -1)]).cumsum(0))) == 1
+    assert len(layout(torch.tensor([0, 1500, *[30] * 60]).cumsum(0))) == 2
 
 
 def test_other_attention_is_refused() -> None:

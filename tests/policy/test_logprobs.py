@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
 from respec.errors import ModelError
 from respec.policy.logprobs import token_logprobs
 from respec.policy.pack import pack
+
+WORDS = 23  # the vocabulary of make_policy; its hidden size is 16
 
 
 def reference(policy, samples, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,6 +47,29 @@ def test_packed_and_chunked_equal_whole_and_alone(make_policy, make_samples, chu
     theirs = torch.autograd.grad((weight_C * expected_C).sum(), parameters)
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-11)
+
+
+class WidestLogits(TorchDispatchMode):
+    """Notes the most rows any tensor with a vocabulary's columns had, the embedding's own aside."""
+
+    rows = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and leaf.ndim == 2 and leaf.shape[1] == WORDS and leaf.shape[0] != 16:
+                self.rows = max(self.rows, leaf.shape[0])
+        return result
+
+
+@pytest.mark.parametrize("chunk", [3, 1000])
+def test_no_more_logits_than_a_chunk_of_them_forward_or_backward(make_policy, make_samples, chunk: int) -> None:
+    policy = make_policy()
+    (batch,) = pack(make_samples([1.0] * 9), 10_000, 1.0)
+    assert len(batch.target_C) > 16 + 3
+    with WidestLogits() as seen:
+        token_logprobs(policy.model, batch, chunk)[0].sum().backward()
+    assert seen.rows == min(chunk, len(batch.target_C))  # completions only: never the prompts' tokens
 
 
 def test_temperature_zero_is_read_as_one(make_policy, make_samples) -> None:
