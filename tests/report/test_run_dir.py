@@ -233,9 +233,9 @@ def test_changed_versions_are_said(make_config: Make) -> None:
 def test_without_tensorboard_the_run_goes_on(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with RunDir(make_config(report={"tensorboard": True})) as run:
+        assert sum("tensorboard is not installed" in note for note in run.notes) == 1
         run.write_step(1, {"reward/mean": 1.0})
         run.write_step(2, {"reward/mean": 1.0})
-        assert sum("tensorboard is not installed" in note for note in run.notes) == 1
         assert len(run.read_metrics()) == 2
 
 

@@ -12,8 +12,17 @@ from respec.report.records import StepMetrics
 EVENTS = "events"
 
 
+def available() -> bool:
+    """Whether tensorboard is installed and can be imported."""
+    try:
+        import torch.utils.tensorboard  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
 class Events:
-    """Writes steps as TensorBoard scalars. Raises ImportError when tensorboard is not installed."""
+    """Writes steps as TensorBoard scalars. Needs tensorboard."""
 
     def __init__(self, run_dir: Path, steps: Sequence[StepMetrics]):
         """Starts afresh with `steps`; events that were there before are gone."""

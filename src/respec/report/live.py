@@ -58,9 +58,10 @@ class TerminalView:
 
     def __init__(self, title: str, steps: int, console: Console | None = None):
         self._state = State(title, steps, began=time.monotonic())
+        console = console or Console()
         self._live = Live(
-            console=console or Console(),
-            get_renderable=lambda: panel(self._state, time.monotonic(), self._live.console.width),
+            console=console,
+            get_renderable=lambda: panel(self._state, time.monotonic(), console.width),
             refresh_per_second=4,
             vertical_overflow="crop",
         )

@@ -72,9 +72,13 @@ def sparkline(values: list[float], width: int) -> str:
 
 def split_of(metrics: Mapping[str, float]) -> dict[str, float]:
     """A step's seconds by part: generation, reward, training, other; evaluation, comparison and saving are left out."""
-    parts = {name: sum(metrics.get(key, 0.0) for key in keys) for name, _, keys in SPLIT}
-    aside = sum(metrics.get(key, 0.0) for key in ASIDE)
-    other = metrics.get("time/step_s", 0.0) - aside - sum(parts.values())
+
+    def seconds(key: str) -> float:
+        value = metrics.get(key, 0.0)
+        return value if math.isfinite(value) else 0.0
+
+    parts = {name: sum(seconds(key) for key in keys) for name, _, keys in SPLIT}
+    other = seconds("time/step_s") - sum(seconds(key) for key in ASIDE) - sum(parts.values())
     return {**parts, "other": max(0.0, other)}
 
 
@@ -82,7 +86,7 @@ def panel(state: State, now: float, width: int) -> Panel:
     """The whole panel, `width` columns wide and at most fourteen lines high."""
     inner = max(40, width - 6)
     blocks = [_progress(state, now, inner), Text(), *_figures(state, inner)]
-    if state.metrics.get("time/step_s"):
+    if sum(split_of(state.metrics).values()) > 0:
         blocks += [Text(), *_split(state.metrics, inner)]
     return Panel(
         Group(*blocks),
@@ -106,8 +110,9 @@ def clock(seconds: float) -> str:
 def _progress(state: State, now: float, inner: int) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(width=12, no_wrap=True)
-    table.add_column(width=max(10, inner - 46))
-    table.add_column(no_wrap=True, overflow="ellipsis", max_width=30)
+    beside = max(30, inner // 3)
+    table.add_column(width=max(10, inner - beside - 16))
+    table.add_column(no_wrap=True, overflow="ellipsis", max_width=beside)
     left = ""
     if state.first_step_at is not None and state.step > state.first_step:
         pace = (now - state.first_step_at) / (state.step - state.first_step)
@@ -157,9 +162,10 @@ def _figures(state: State, inner: int) -> list[Table]:
     first.add_row("held-out", accuracy, Text(history, style="dim"))
 
     second = Table.grid(padding=(0, 2))
-    for _ in range(2 if inner < 100 else 3):
+    columns = 2 if inner < 100 else 3
+    for _ in range(columns):
         second.add_column(width=12, style="dim", no_wrap=True)
-        second.add_column(width=16 if inner < 100 else 18, no_wrap=True)
+        second.add_column(width=(inner - 16 * columns + 2) // columns, no_wrap=True)
     cells = [
         ("tokens/s", _value(metrics, "rollout/tokens_per_s", "{:,.0f}")),
         ("accepted", _value(metrics, "rollout/accepted_length", "{:.2f} tokens")),
@@ -168,7 +174,6 @@ def _figures(state: State, inner: int) -> list[Table]:
         ("entropy", _value(metrics, "policy/entropy", "{:.3f} nats")),
         ("grad norm", _value(metrics, "policy/grad_norm", "{:.3g}")),
     ]
-    columns = 2 if inner < 100 else 3
     for start in range(0, len(cells), columns):
         second.add_row(*(text for cell in cells[start : start + columns] for text in cell))
     return [first, second]

@@ -16,7 +16,7 @@ import tomli_w
 
 from respec.config import Config, parse_config
 from respec.errors import ConfigError, RunDirError
-from respec.report import lock, records
+from respec.report import events, lock, records
 from respec.report.events import EVENTS, Events
 from respec.report.provenance import provenance, usable_cores
 from respec.report.records import METRICS_FILE, ROLLOUTS, ROUNDS, StepMetrics, write_atomic
@@ -54,6 +54,11 @@ class RunDir:
             self.config = self._settle(config)
             self._record_start()
             steps = self._cut_torn()
+            self._tensorboard = self.config.report.tensorboard and events.available()
+            if self.config.report.tensorboard and not self._tensorboard:
+                self.notes.append(
+                    "tensorboard is not installed, so no events are written; metrics.jsonl holds the same"
+                )
         except BaseException:
             lock.release(self.path)
             raise
@@ -96,7 +101,7 @@ class RunDir:
         """
         if self._last is not None and step <= self._last:
             raise ValueError(f"step {step} comes after step {self._last} in '{self.path}'; cut back first")
-        events = self._opened_events()
+        tensorboard = self._opened_events()
         report = self.config.report
         if rollouts and step % report.rollout_every == 0:
             kept = rollouts[: report.rollouts_per_step or len(rollouts)]
@@ -109,8 +114,8 @@ class RunDir:
             file.flush()
             os.fsync(file.fileno())
         self._last = step
-        if events is not None:
-            events.add(record)
+        if tensorboard is not None:
+            tensorboard.add(record)
 
     def cut_back(self, step: int) -> None:
         """Forgets everything after `step`, as if it had never happened (-1: everything): what will be generated again.
@@ -196,16 +201,11 @@ class RunDir:
         return steps
 
     def _opened_events(self) -> Events | None:
-        if self._events is None and self.config.report.tensorboard:
-            try:
-                self._events = Events(self.path, records.read_metrics(self.path))
-            except ImportError:
-                self.notes.append("tensorboard is not installed, so no events are written; metrics.jsonl has the same")
-                self.config = self.config.model_copy(
-                    update={"report": self.config.report.model_copy(update={"tensorboard": False})}
-                )
-        elif not self.config.report.tensorboard:
+        if not self._tensorboard:
+            # Those of an earlier start would stop short of what metrics.jsonl will hold.
             shutil.rmtree(self.path / EVENTS, ignore_errors=True)
+        elif self._events is None:
+            self._events = Events(self.path, records.read_metrics(self.path))
         return self._events
 
     def _close_events(self) -> None:
