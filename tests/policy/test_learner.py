@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load, save
 
 from respec.config import PolicyConfig
-from respec.errors import CheckpointError, ConfigError, NonFiniteError
+from respec.errors import CheckpointError, ConfigError, NonFiniteError, TaskError
 from respec.models.load import Policy
 from respec.policy.learner import PolicyLearner, token_logprobs
 from respec.policy.pack import pack
@@ -203,3 +203,8 @@ def test_constant_needs_its_divisor(make_policy, make_samples) -> None:
     by_engine = PolicyLearner(make_policy(), config, 10, max_new_tokens=32).update(make_samples(ADVANTAGES), 1.0)
     by_config = PolicyLearner(make_policy(), config.model_copy(update={"loss_constant": 16}), 10, max_new_tokens=32)
     assert by_config.update(make_samples(ADVANTAGES), 1.0).loss == pytest.approx(2 * by_engine.loss, rel=1e-9)
+
+
+def test_a_step_without_samples_is_refused(make_policy) -> None:
+    with pytest.raises(TaskError, match="no samples to learn from"):
+        PolicyLearner(make_policy(), PolicyConfig(), 10).update([], 1.0)

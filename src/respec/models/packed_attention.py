@@ -107,8 +107,11 @@ def _packed_attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     tokens = [grid.tokens for grid in packed]
     # Token by token [N, heads * D], and cut by `split`, whose gradient is one concatenation.
-    parts = [heads[0].transpose(0, 1).flatten(1).split(tokens) for heads in (query, key, value)]
-    mixed = [_attend(*rows, grid, query.shape[3], scaling) for *rows, grid in zip(*parts, packed, strict=True)]
+    query_G, key_G, value_G = (heads[0].transpose(0, 1).flatten(1).split(tokens) for heads in (query, key, value))
+    mixed = [
+        _attend(*rows, width=query.shape[3], scaling=scaling)
+        for rows in zip(query_G, key_G, value_G, packed, strict=True)
+    ]
     return torch.cat(mixed).view(1, -1, query.shape[1], query.shape[3]), None
 
 

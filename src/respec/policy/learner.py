@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from respec.config import PolicyConfig
-from respec.errors import CheckpointError, ConfigError, NonFiniteError
+from respec.errors import CheckpointError, ConfigError, NonFiniteError, TaskError
 from respec.models.load import Policy
 from respec.policy.logprobs import token_logprobs
 from respec.policy.losses import AGGREGATIONS, CORRECTIONS, SURROGATES, Bounds, Counts
@@ -74,11 +74,14 @@ class PolicyLearner:
         """Learns from one step's samples (in canonical order), drawn at `temperature`.
 
         `on_progress(done, all)` counts sequences over all epochs. Samples that cannot move the weights (no advantage anywhere,
-        or left out as truncated) are passed forward without gradients: loss, entropy, mismatch, ratio and clip fraction
-        are over every completion token all the same. Entropy and mismatch are the old policy's. A mini-batch of such samples
-        alone takes no optimizer step. Raises NonFiniteError before the optimizer step that would have spread it.
+        or left out as truncated) are passed forward without gradients: entropy, mismatch, ratio and clip fraction are over
+        every completion token all the same; the loss's counts include the former, not the latter. Entropy and mismatch are
+        the old policy's. A mini-batch of such samples alone takes no optimizer step.
+        Raises TaskError without samples, NonFiniteError before the optimizer step that would have spread it.
         """
         began = time.perf_counter()
+        if not samples:
+            raise TaskError("policy update: this step has no samples to learn from; see that each step draws prompts")
         minibatches = self._split(samples, temperature)
         epochs = self._config.epochs
         # With one step to take, theta is still the old policy when its log-probabilities are computed for the loss.
