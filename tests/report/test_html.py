@@ -52,6 +52,8 @@ def test_the_page_holds_everything_and_asks_the_network_for_nothing(run: Path) -
 def test_text_from_the_run_cannot_become_markup(run: Path) -> None:
     page = write_report(run).read_text()
     assert EVIL not in page and "<script>alert" not in page
+    embedded = page.split('id="data">')[1].split("</script>")[0]
+    assert not set("<>&") & set(embedded)
     shown = data_of(page)["rollouts"][0]["shown"][0]
     assert shown["text"] == EVIL and shown["pieces"][0] == EVIL
 

@@ -63,6 +63,8 @@ def test_cutting_back_leaves_no_step_twice(make_config: Make, make_scored: Score
     with RunDir(config) as run:
         assert run.resumed and run.last_step == 5
         run.cut_back(2)
+    assert _events(run.path) == {1: 0.1, 2: 0.2}
+    with RunDir(config) as run:
         assert run.rollout_steps() == (1, 2) and not (run.path / "summary.json").exists()
         for step in range(3, 5):
             run.write_step(step, {"reward/mean": 1.0 + step}, [make_scored(step, 0)])
