@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 
+import respec
 from respec.report.metrics import METRICS, checked, metric
 
 
@@ -30,3 +35,14 @@ def test_checked_keeps_all_values_in_the_order_of_the_table() -> None:
 def test_every_metric_says_what_it_is() -> None:
     for name, entry in METRICS.items():
         assert "/" in name and entry.unit and entry.reduction and entry.meaning, name
+
+
+def test_every_name_in_the_loop_is_in_the_table() -> None:
+    """Names written out in loop.py, whether or not a run gets as far as writing them; f-strings by their beginning."""
+    rooms = {name.partition("/")[0] for name in METRICS}
+    tree = ast.parse((Path(respec.__file__).parent / "loop.py").read_text(encoding="utf-8"))
+    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    names = [text for text in texts if re.fullmatch(r"[a-z]+/[a-z_/]+", text) and text.partition("/")[0] in rooms]
+    assert {"reward/mean", "time/step_s", "reward/part/"} <= set(names)
+    for name in names:
+        metric(f"{name}any" if name.endswith("/") else name)

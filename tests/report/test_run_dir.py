@@ -81,6 +81,17 @@ def test_cutting_back_to_before_the_start_empties_the_run(make_config: Make, mak
         run.write_step(0, {"eval/accuracy": 0.25})
 
 
+def test_a_lengthened_run_has_no_summary_until_it_ends_again(make_config: Make) -> None:
+    with RunDir(make_config(run={"steps": 1})) as run:
+        run.write_step(1, {})
+        run.write_summary({"steps": 1})
+    with RunDir(make_config(run={"steps": 2})) as run:
+        run.cut_back(1)
+        assert (run.path / "summary.json").exists()
+        run.write_step(2, {})
+        assert not (run.path / "summary.json").exists()
+
+
 def test_a_step_cannot_be_written_twice(make_config: Make) -> None:
     with RunDir(make_config()) as run:
         run.write_step(1, {})

@@ -101,6 +101,8 @@ class RunDir:
         """
         if self._last is not None and step <= self._last:
             raise ValueError(f"step {step} comes after step {self._last} in '{self.path}'; cut back first")
+        # A summary would tell of fewer steps than there are: a finished run that is lengthened is under way again.
+        (self.path / SUMMARY_FILE).unlink(missing_ok=True)
         tensorboard = self._opened_events()
         report = self.config.report
         if rollouts and step % report.rollout_every == 0:
