@@ -1,8 +1,8 @@
 """Makes the demo model: a small Qwen3 of this project's own, warmed up on worked chains of sums.
 
-    python examples/demo_model.py [--steps 900] [--out src/respec/models/demo]
+    python examples/demo_model.py [--steps 3600] [--out src/respec/models/demo]
 
-The tokenizer knows printable ASCII, one token a character, and the task's own joints (" + ", " = ", ...) as one token each. Training rows are
+The tokenizer knows printable ASCII, one token a character, and the task's own pieces (" + ", ", leaving ", ...) as one token each. Training rows are
 drawn apart from the held-out rows of examples/demo.toml, with the learner's own warm-up.
 """
 
@@ -21,15 +21,16 @@ from respec.config import ModelConfig, WarmupConfig, load_config
 from respec.models.load import load_policy
 from respec.policy.warmup import warm_up
 from respec.tasks.task import load_task
+from respec.tasks.worked import JOINTS
 
-JOINTS = (" + ", " - ", " * ", " / ", " = ", "\nAnswer: ")
+PIECES = (" + ", " - ", " * ", " / ", " = ", "<answer>", "</answer>", *JOINTS)
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """Character level with the task's joints; decoding an encoding gives the text back."""
-    words = ["<pad>", "<eos>", "<unk>", *JOINTS, "\n", *map(chr, range(32, 127))]
+    words = ["<pad>", "<eos>", "<unk>", *PIECES, "\n", *map(chr, range(32, 127))]
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
-    joint = "|".join(word.replace("+", r"\+").replace("*", r"\*") for word in JOINTS)
+    joint = "|".join(word.replace("+", r"\+").replace("*", r"\*") for word in PIECES)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(f"{joint}|[\\s\\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
@@ -41,8 +42,8 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausal
     """Random weights, about two million."""
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=-(-len(tokenizer) // 8) * 8, hidden_size=192, intermediate_size=512, num_hidden_layers=5,
-        num_attention_heads=6, num_key_value_heads=2, head_dim=32, max_position_embeddings=512, tie_word_embeddings=True,
+        vocab_size=-(-len(tokenizer) // 8) * 8, hidden_size=256, intermediate_size=512, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=64, max_position_embeddings=512, tie_word_embeddings=True,
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
     return Qwen3ForCausalLM(config)
@@ -50,9 +51,9 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausal
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=900)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--steps", type=int, default=3600)
+    parser.add_argument("--batch-size", type=int, default=12)
+    parser.add_argument("--lr", type=float, default=1.5e-3)
     parser.add_argument("--rows", type=int, default=40000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("src/respec/models/demo"))
@@ -70,10 +71,10 @@ def main() -> None:
     began = time.perf_counter()
 
     def report(step: int, loss: float) -> None:
-        if step % 50 == 0:
+        if step % 200 == 0:
             print(f"step {step:5d}  loss {loss:.4f}  {time.perf_counter() - began:5.0f} s", flush=True)
 
-    recipe = WarmupConfig(steps=arguments.steps, batch_size=arguments.batch_size, lr=arguments.lr, warmup_steps=50)
+    recipe = WarmupConfig(steps=arguments.steps, batch_size=arguments.batch_size, lr=arguments.lr, warmup_steps=100)
     stats = warm_up(policy, pairs, recipe, arguments.seed, report)
     print(f"{stats.tokens:,} tokens in {stats.wall_s:.0f} s, last loss {stats.last_loss:.4f}")
     arguments.out.mkdir(parents=True, exist_ok=True)

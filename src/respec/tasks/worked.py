@@ -11,23 +11,27 @@ from collections.abc import Mapping
 from typing import Any
 
 
-MOST_TERMS_AT_ONCE = 3
+TERMS_AT_ONCE, WEIGHTS = (1, 2, 3), (0.65, 0.2, 0.15)
+JOINTS = (", so ", ", then ", ", giving ", ", leaving ")
 
 
 def chain_sum(row: Mapping[str, Any]) -> str:
-    """reasoning-gym's `chain_sum`, from the left: '3 + 4 - 2 + 9 = 7 - 2 + 9 = 14', then 'Answer: 14' on a line of its own.
+    """reasoning-gym's `chain_sum` from the left, a line a step: '3 + 4 = 7, leaving 7 - 2', '7 - 2 = 5', '<answer>5</answer>'.
 
-    Each step adds one to three terms to the first, as people do. How many is drawn from the expression itself, so a row always has
-    the same solution, while a model that learns from many rows learns to choose: short ways with large steps, long ways with safe ones.
+    A step takes one to three terms, and the wording varies, as people's does. Both are drawn from the expression itself, so a row has
+    always the same solution, while a model that learns from many rows learns a choice: short ways with large steps, or long safe ones.
     """
-    parts = row["metadata"]["expression"].split()
+    total, *rest = row["metadata"]["expression"].split()
     choice = random.Random(row["metadata"]["expression"])
-    steps = [" ".join(parts)]
-    while len(parts) > 1:
-        total = int(parts[0])
-        terms = min(choice.randint(1, MOST_TERMS_AT_ONCE), len(parts) // 2)
-        for sign, value in zip(parts[1 : 2 * terms : 2], parts[2 : 2 * terms + 1 : 2], strict=True):
-            total += int(value) if sign == "+" else -int(value)
-        parts = [str(total), *parts[2 * terms + 1 :]]
-        steps.append(" ".join(parts))
-    return " = ".join(steps) + f"\nAnswer: {parts[0]}"
+    lines = []
+    while rest:
+        size = 2 * choice.choices(TERMS_AT_ONCE, WEIGHTS)[0]
+        now, rest = rest[:size], rest[size:]
+        worked = " ".join([total, *now])
+        value = int(total)
+        for sign, term in zip(now[::2], now[1::2], strict=True):
+            value += int(term) if sign == "+" else -int(term)
+        total = str(value)
+        left = choice.choice(JOINTS) + " ".join([total, *rest]) if rest else ""
+        lines.append(f"{worked} = {total}{left}")
+    return "\n".join([*lines, f"<answer>{total}</answer>"])

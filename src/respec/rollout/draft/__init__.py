@@ -1,1 +1,17 @@
 """Drafters: one a file, one protocol."""
+
+from __future__ import annotations
+
+from respec.config import SpeculationConfig
+from respec.rollout.draft.ngram import NgramDrafter
+from respec.rollout.draft.protocol import Drafter
+from respec.rollout.draft.suffix import SuffixDrafter
+
+
+def make_drafter(config: SpeculationConfig) -> Drafter | None:
+    """The configured drafter; None for plain decoding."""
+    if config.drafter == "ngram":
+        return NgramDrafter(config.min_match)
+    if config.drafter == "suffix":
+        return SuffixDrafter(config.min_match, config.min_confidence, config.history_tokens)
+    return None

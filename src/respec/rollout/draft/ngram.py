@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Int32
 
 from respec.rollout.request import Request
 from respec.types import Plan, Proposer
@@ -40,6 +43,9 @@ class NgramDrafter:
 
     def finish(self, request: Request) -> None:
         self._tables.pop(id(request), None)
+
+    def learn(self, row: int, completions: Iterable[Int32[np.ndarray, "T"]]) -> None:
+        """Nothing: it looks no further than the sequence itself."""
 
     def drop(self) -> None:
         self._tables.clear()

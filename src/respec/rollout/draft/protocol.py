@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
+
+import numpy as np
+from jaxtyping import Int32
 
 from respec.rollout.request import Request
 from respec.types import Plan, Proposer
@@ -23,6 +26,10 @@ class Drafter(Protocol):
 
     def finish(self, request: Request) -> None:
         """The request has ended; its tokens are final."""
+        ...
+
+    def learn(self, row: int, completions: Iterable[Int32[np.ndarray, "T"]]) -> None:
+        """Finished completions of a dataset row, for its later epochs; in canonical order, after a rollout."""
         ...
 
     def drop(self) -> None:

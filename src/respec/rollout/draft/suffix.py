@@ -147,7 +147,7 @@ class SuffixDrafter:
         self._groups.clear()
 
     def learn(self, row: int, completions: Iterable[Int32[np.ndarray, "T"]]) -> None:
-        """Remembers a row's finished completions for its next epochs; called in canonical order, after a rollout."""
+        """Remembers a row's finished completions; past the token budget the rows longest out of play are forgotten."""
         held = self._history.setdefault(row, [])
         self._history.move_to_end(row)
         for tokens in completions:

@@ -1,0 +1,108 @@
+"""The stages of a run, set up once, and what they do between them: draw completions, evaluate, remember histories."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from respec.config import Config
+from respec.models.load import Policy
+from respec.report.live import View
+from respec.report.run_dir import RunDir
+from respec.rollout.draft import make_drafter
+from respec.rollout.draft.protocol import Drafter
+from respec.rollout.engine import Engine
+from respec.tasks.reward import RewardWorker
+from respec.tasks.task import Task
+from respec.types import PLAIN, Ask, EvalResult, Prompt, Rollout, RolloutStats, RoundRecord, Sampling, Stream
+from respec.weights.publish import publish
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What a run is made of, built once by `build`."""
+
+    config: Config
+    policy: Policy
+    task: Task
+    engine: Engine
+    drafter: Drafter | None
+    reward: RewardWorker
+    view: View
+
+
+def build(config: Config, policy: Policy, task: Task, reward: RewardWorker, view: View, version: int) -> Stages:
+    """Publishes the policy and sets the engine up around it."""
+    drafter = make_drafter(config.speculation)
+    engine = Engine(
+        publish(policy, config.model.dtype, version), policy.tokenizer, policy.eos_token_ids, config.run.seed,
+        config.rollout.max_batch, config.rollout.prefill_chunk, drafter,
+    )  # fmt: skip
+    return Stages(config, policy, task, engine, drafter, reward, view)
+
+
+def asks_of_step(train: Sequence[Prompt], config: Config, step: int) -> tuple[Ask, ...]:
+    """The prompts of step 1, 2, ...: a walk through permutations of the rows, one an epoch, drawn from the run's seed.
+
+    `draw` is the epoch: a pure function of the step, so a resumed run asks the same.
+    """
+    first, asks = (step - 1) * config.rollout.prompts_per_step, []
+    for place in range(first, first + config.rollout.prompts_per_step):
+        epoch, index = divmod(place, len(train))
+        order = np.random.Generator(np.random.Philox(key=[config.run.seed, epoch])).permutation(len(train))
+        asks.append(Ask(train[order[index]], Stream.TRAIN, epoch, config.rollout.group_size))
+    return tuple(asks)
+
+
+def generate(
+    stages: Stages, asks: Sequence[Ask], sampling: Sampling, phase: str, plain: bool = False
+) -> tuple[tuple[Rollout, ...], RolloutStats]:
+    total, emitted, began = sum(ask.group for ask in asks), 0, time.perf_counter()
+    stages.view.phase(phase, total)
+
+    def show(record: RoundRecord) -> None:
+        nonlocal emitted
+        emitted += record.emitted
+        rate = emitted / (time.perf_counter() - began)
+        stages.view.advance(total - record.active - record.waiting, f"{record.active} active  {rate:,.0f} tokens/s")
+
+    return stages.engine.rollout(asks, sampling, PLAIN if plain else stages.config.speculation.plan(), show)
+
+
+def evaluate(stages: Stages, prompts: Sequence[Prompt]) -> EvalResult:
+    """One completion a held-out prompt, under evaluation's own sampling, on the eval stream.
+
+    An item counts as right when its first reward gives 1 or more (a scorer's partial credit does not count).
+    """
+    began = time.perf_counter()
+    sampling = stages.config.eval_sampling()
+    asks = [Ask(prompt, Stream.EVAL, 0, 1) for prompt in prompts]
+    rollouts, _ = generate(stages, asks, sampling, "evaluation")
+    scored = stages.reward.score(rollouts)
+    first = stages.reward.names[0]
+    right = np.array([(item.part[first] or 0.0) >= 1.0 for item in scored], float)
+    return EvalResult(
+        accuracy=float(right.mean()),
+        standard_error=float(right.std() / max(1, len(right)) ** 0.5),
+        items=len(right),
+        mean_length=float(np.mean([len(r.token_T) for r in rollouts])),
+        mean_entropy=float(np.concatenate([r.entropy_T for r in rollouts]).mean()),
+        reward_I=right.tolist(),
+        wall_s=time.perf_counter() - began,
+    )
+
+
+def remember(stages: Stages, run: RunDir) -> None:
+    """Feeds the drafter the rollouts that the run folder holds: token histories outlive weights."""
+    for step in run.rollout_steps():
+        learn_histories(stages.drafter, [scored.rollout for scored in run.read_rollouts(step)])
+
+
+def learn_histories(drafter: Drafter | None, rollouts: Sequence[Rollout]) -> None:
+    if drafter is not None:
+        for row, group in groupby(rollouts, key=lambda rollout: rollout.prompt.row):
+            drafter.learn(row, [rollout.token_T for rollout in group])
