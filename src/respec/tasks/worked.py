@@ -10,7 +10,6 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-
 TERMS_AT_ONCE, WEIGHTS = (1, 2, 3), (0.65, 0.2, 0.15)
 JOINTS = (", so ", ", then ", ", giving ", ", leaving ")
 

