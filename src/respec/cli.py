@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shlex
 import signal
 import sys
 from collections.abc import Callable
@@ -13,7 +15,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from respec.config import load_config
 from respec.errors import ConfigError, RespecError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -37,33 +38,41 @@ def root() -> None:
 @app.command()
 def train(
     config: ConfigPath,
-    set: Sets = [],  # noqa: B006
+    set: Sets = [],
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the run folder first.")] = False,
 ) -> None:
     """Train, or go on with, a run. Ctrl-C once ends after the step with a checkpoint, twice at once.
 
     Example: respec train examples/demo.toml --set policy.lr=1e-4 --set run.dir=runs/mine
     """
+    from respec.config import load_config
+
+    settings = load_config(config, tuple(set))
     from respec.loop import train as run
     from respec.report.live import open_view
 
-    settings = load_config(config, tuple(set))
-    with open_view(settings.run.dir.name, settings.run.steps) as view:
-        stop = _interruptible(view.say)
-        summary = run(settings, view, stop, fresh)
+    again = shlex.join(["respec", "train", str(config), *(word for item in set for word in ("--set", item))])
+    try:
+        with open_view(settings.run.dir.name, settings.run.steps) as view:
+            stop = _interruptible(view.say)
+            summary = run(settings, view, stop, fresh)
+    except KeyboardInterrupt:
+        _print_error(f"stopped at once; from the last checkpoint go on with: {again}")
+        raise typer.Exit(130) from None
     _closing(summary)
     if not summary["finished"]:
-        print(f"\nStopped after step {summary['steps']}. Go on with the same command: respec train {config}")
+        print(f"\nStopped after step {summary['steps']}, with a checkpoint. Go on with: {again}")
 
 
 @app.command()
 def warmup(
     config: ConfigPath, set: Sets = [], to: Annotated[Path | None, typer.Option(help="Folder for the model.")] = None
-) -> None:  # noqa: B006
+) -> None:
     """Supervised warm-up on the task's worked solutions; saves the model.
 
     Example: respec warmup examples/smollm2.toml --to models/warm
     """
+    from respec.config import load_config
     from respec.report.live import open_view
     from respec.standalone import warm_up_alone
 
@@ -76,7 +85,7 @@ def warmup(
 @app.command()
 def eval(
     config: ConfigPath,
-    set: Sets = [],  # noqa: B006
+    set: Sets = [],
     model: Annotated[
         str | None, typer.Option(help="A model folder or a run folder, instead of the configuration's.")
     ] = None,
@@ -85,6 +94,7 @@ def eval(
 
     Example: respec eval examples/demo.toml --model runs/demo
     """
+    from respec.config import load_config
     from respec.report.live import open_view
     from respec.standalone import evaluate_alone, model_of
 
@@ -109,7 +119,7 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0)] = 1.0,
     top_k: Annotated[int, typer.Option(min=0)] = 0,
     top_p: Annotated[float, typer.Option(min=0, max=1)] = 1.0,
-    stop: Annotated[list[str], typer.Option(help="A string that ends a completion.")] = [],  # noqa: B006
+    stop: Annotated[list[str], typer.Option(help="A string that ends a completion.")] = [],
     samples: Annotated[int, typer.Option(min=1)] = 1,
     drafter: Annotated[str, typer.Option(help="off, ngram or suffix.")] = "suffix",
     seed: int = 0,
@@ -193,7 +203,7 @@ def fetch_smollm2(to: Annotated[Path, typer.Option(help="Where to put it.")] = P
 @bench.command("rollout")
 def bench_rollout(
     model: Annotated[str, typer.Argument(help="A model folder, a hub id, or builtin:demo.")],
-    batch: Annotated[list[int], typer.Option(help="Batch sizes.")] = [1, 4, 16, 64],  # noqa: B006
+    batch: Annotated[list[int], typer.Option(help="Batch sizes.")] = [1, 4, 16, 64],
     prompts: Annotated[int, typer.Option(min=1)] = 32,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens a completion; EOS does not end it.")] = 64,
     repeats: Annotated[int, typer.Option(min=1)] = 5,
@@ -222,13 +232,12 @@ def main() -> None:
     try:
         app()
     except RespecError as error:
-        print(f"respec: {error}", file=sys.stderr)
+        _print_error(str(error))
         sys.exit(2)
-    except KeyboardInterrupt:
-        print(
-            "respec: stopped at once; the last checkpoint is whole, the same command goes on from it", file=sys.stderr
-        )
-        sys.exit(130)
+
+
+def _print_error(text: str) -> None:
+    print(f"respec: {text}", file=sys.stderr)
 
 
 def _interruptible(say: Callable[[str], None]) -> Callable[[], bool]:
@@ -240,7 +249,9 @@ def _interruptible(say: Callable[[str], None]) -> Callable[[], bool]:
         if asked:
             raise KeyboardInterrupt
         asked = True
-        say("stopping after this step, with a checkpoint; Ctrl-C again stops at once")
+        # a signal may come in the middle of a line being printed, where printing again is an error: then the line is dropped
+        with contextlib.suppress(RuntimeError):
+            say("stopping after this step, with a checkpoint; Ctrl-C again stops at once")
 
     signal.signal(signal.SIGINT, handle)
     signal.signal(signal.SIGTERM, handle)
