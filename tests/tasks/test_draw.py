@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from respec.config import TaskConfig
+from respec.config import RewardConfig, TaskConfig
 from respec.errors import TaskError
 from respec.tasks.gym import make_rows, open_dataset
+from respec.tasks.process import WorkerProcess
 from respec.tasks.task import load_task
 
 SMALL = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}  # 10 x 2 x 10 different expressions
@@ -92,6 +93,35 @@ def test_composite_takes_plain_tables(tokenizer: Any):
     task = load(tokenizer, "composite", params={"datasets": specs})
     assert {prompt.columns["metadata"]["source_dataset"] for prompt in task.train} == {"chain_sum", "lcm"}
     assert all(task.score(prompt, prompt.columns["answer"]) == 1.0 for prompt in task.train)
+
+
+def test_rows_without_an_answer_cannot_be_compared(tokenizer: Any):
+    with pytest.raises(TaskError, match=r"'math' compares with .*'graph_color' has rows without one.*fn = 'task'"):
+        load(tokenizer, "graph_color", train_size=1, eval_size=0, reward=(RewardConfig(fn="math"),))
+
+
+def test_the_least_reward_counts_weights_and_fallback_values(tokenizer: Any):
+    rewards = (
+        RewardConfig(weight=2.0, fallback=-0.5),
+        RewardConfig(fn="math", weight=-3.0),
+        RewardConfig(fn="any:thing", weight=-1.0, fallback=0.25),
+    )
+    assert load(tokenizer, train_size=1, eval_size=0, reward=rewards).reward_min == -1.0 - 3.0 - 0.25
+
+
+def test_no_more_rows_are_made_than_are_missing(tokenizer: Any, monkeypatch: pytest.MonkeyPatch):
+    # A futoshiki row takes a quarter of a second and more.
+    made = []
+    ask = WorkerProcess.ask
+
+    def watched(self: WorkerProcess, kind: str, payload: Any, limit_s: float) -> Any:
+        if kind == "rows":
+            made.append(payload[1] - payload[0])
+        return ask(self, kind, payload, limit_s)
+
+    monkeypatch.setattr(WorkerProcess, "ask", watched)
+    load(tokenizer, "lcm", train_size=3, eval_size=1)
+    assert sum(made) <= 8
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,13 @@ import pytest
 
 from respec.config import RewardConfig
 from respec.errors import RewardError
+from respec.tasks.process import WorkerLost, WorkerProcess
 from respec.tasks.reward import RewardWorker
 
 # What goes wrong is what the completion says.
 REWARDS = """
 import os, signal, time
+from respec.errors import RewardError
 
 def obey(completions, **kwargs):
     values = []
@@ -36,6 +38,16 @@ def obey(completions, **kwargs):
     if "short" in completions:
         values.pop()
     return {"scores": values} if "dict" in completions else values
+
+class Mine(RewardError):
+    pass
+
+def ours(completions, **kwargs):
+    if "ours" in completions:
+        raise RewardError("of our own kind")
+    if "mine" in completions:
+        raise Mine("of a kind derived from ours")
+    return [1.0 for _ in completions]
 
 def spread(completions, **kwargs):
     if "raise" in completions:
@@ -60,9 +72,9 @@ def parent(completions, **kwargs):
 """
 
 FAILURES = {
-    "raise": r"raised ValueError: bad raise \(rewards.py, line 8\)",
+    "raise": r"raised ValueError: bad raise \(rewards.py, line 9\)",
     "exit": r"ended its process \(exit code 7\)",
-    "leave": r"raised SystemExit: 2 \(rewards.py, line 12\)",
+    "leave": r"raised SystemExit: 2 \(rewards.py, line 13\)",
     "segfault": r"ended its process \(signal SIGSEGV\)",
     "hang": r"ran over its time limit of 1 s",
     "nan": r"returned nan",
@@ -105,6 +117,33 @@ def test_a_fallback_value_takes_the_place_of_the_failed_sample_alone(make: Any, 
     assert [item.reward for item in scored] == [1.0, 2.0, -0.5, 4.0]
     assert [item.part["rewards:obey"] for item in scored] == [1.0, 2.0, -0.5, 4.0]
     assert [item.fell_back for item in scored] == [(), (), ("rewards:obey",), ()]
+
+
+@pytest.mark.parametrize(("text", "message"), [("ours", "raised RewardError: of"), ("mine", "raised Mine: of")])
+def test_an_error_of_our_own_kinds_is_a_failure_like_any_other(make: Any, text: str, message: str):
+    with pytest.raises(RewardError, match=rf"reward 'rewards:ours' {message}.* on row 5, draw 2, sample 1"):
+        run(make, "a", text, fn="ours")
+    assert [item.reward for item in run(make, "a", text, fn="ours", fallback=-1.0)] == [1.0, -1.0]
+
+
+@pytest.mark.parametrize("fn", ["task", "math"])
+def test_built_in_values_stand_alone_where_the_whole_batch_is_too_slow(
+    make: Any, monkeypatch: pytest.MonkeyPatch, fn: str
+):
+    # As when math-verify takes its own limit over each of some hostile completions: together they pass the call's.
+    ask = WorkerProcess.ask
+
+    def slow_together(self: WorkerProcess, kind: str, payload: Any, limit_s: float) -> Any:
+        if kind == "score" and len(payload[1]) > 1:
+            self.kill()
+            raise WorkerLost("ran over its time limit", hung=True)
+        return ask(self, kind, payload, limit_s)
+
+    monkeypatch.setattr(WorkerProcess, "ask", slow_together)
+    prompt = make.prompt(0, answer="3")
+    with RewardWorker(make.task(prompt), (RewardConfig(fn=fn),)) as worker:
+        scored = worker.score([make.rollout(prompt, text, sample=i) for i, text in enumerate(("4", "3", "five"))])
+    assert [(item.reward, item.fell_back) for item in scored] == [(0.0, ()), (1.0, ()), (0.0, ())]
 
 
 def test_several_failures_of_several_kinds(make: Any):

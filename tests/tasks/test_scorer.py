@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pickle
+import random
+import re
 from pathlib import Path
 
 import pytest
@@ -78,11 +80,31 @@ def test_a_scorer_travels_without_its_dataset():
 
 
 def test_chain_sum_is_worked_from_left_to_right():
-    assert chain_sum({"metadata": {"expression": "3 + 4 - 2 + 9"}}) == (
-        "3 + 4 - 2 + 9 = 7 - 2 + 9 = 5 + 9 = 14\nAnswer: 14"
-    )
-    assert chain_sum({"metadata": {"expression": "-3 - -4"}}) == "-3 - -4 = 1\nAnswer: 1"
-    assert chain_sum({"metadata": {"expression": "7"}}) == "7\nAnswer: 7"
+    assert chain_sum({"metadata": {"expression": "-3 - -4"}}) == "-3 - -4 = 1\n<answer>1</answer>"
+    assert chain_sum({"metadata": {"expression": "7"}}) == "<answer>7</answer>"
+
+
+def test_every_line_of_a_worked_chain_is_true_and_leads_to_the_next():
+    sizes = set()
+    for seed in range(300):
+        terms = random.Random(seed).choices(range(10), k=2 + seed % 7)
+        signs = random.Random(-seed).choices("+-", k=len(terms) - 1)
+        rest = str(terms[0]) + "".join(f" {sign} {term}" for sign, term in zip(signs, terms[1:], strict=True))
+        whole = eval(rest)
+        solution = chain_sum({"metadata": {"expression": rest}})
+        assert solution == chain_sum({"metadata": {"expression": rest}}), "a row has one solution"
+        *lines, last = solution.split("\n")
+        for line in lines:
+            match = re.fullmatch(r"(.+) = (-?\d+)(?:, (?:so|then|giving|leaving) (.+))?", line)
+            assert match
+            worked, value, left = match.groups()
+            assert eval(worked) == int(value)
+            assert rest == worked + (left or value).removeprefix(value)
+            assert left is None or left.startswith(f"{value} ")
+            sizes.add(worked.count(" ") // 2)
+            rest = left or value
+        assert rest == str(whole) and last == f"<answer>{whole}</answer>"
+    assert sizes == {1, 2, 3}
 
 
 def test_worked_chain_sums_score_full_marks(tokenizer):
@@ -91,7 +113,7 @@ def test_worked_chain_sums_score_full_marks(tokenizer):
         params={"allow_negation": True},
         train_size=2,
         eval_size=2,
-        answer_pattern=r"Answer: (.+)",
+        answer_pattern=r"<answer>(.+)</answer>",
         solution="respec.tasks.worked:chain_sum",
     )
     task = load_task(config, tokenizer, 1000, 16)

@@ -40,18 +40,20 @@ def draw(
     while len(found) < count:
         _ask(process, config, "open", (config.dataset, config.params, _derive(config.seed, stream, chunk), size))
         chunk += 1
-        for start in range(0, size, _PIECE):
+        start = 0
+        while start < size and len(found) < count:
             before = len(found)
-            for columns in _ask(process, config, "rows", (start, min(start + _PIECE, size))):
+            # No more than are missing, since a row may take seconds to make; but more and more while none is new.
+            stop = min(start + min(_PIECE, count - before + fruitless), size)
+            for columns in _ask(process, config, "rows", (start, stop)):
                 fields = {**columns["metadata"], **columns}
                 row = Row(columns["question"], fields, columns, f"a row of '{config.dataset}'")
                 item = renderer.render(row)
                 if item.text not in without and len(found) < count:
                     found.setdefault(item.text, item)
-            fruitless = 0 if len(found) > before else fruitless + _PIECE
-            if len(found) == count:
-                break
-        if fruitless >= patience:
+            fruitless = 0 if len(found) > before else fruitless + stop - start
+            start = stop
+        if len(found) < count and fruitless >= patience:
             apart = f" besides the {len(without)} held-out ones" if without else ""
             raise TaskError(
                 f"{key} asks for {count} different prompts, but reasoning-gym's '{config.dataset}' with these parameters "

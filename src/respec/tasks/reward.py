@@ -12,6 +12,7 @@ from typing import NoReturn
 from respec.config import RewardConfig
 from respec.errors import ConfigError, RewardError
 from respec.tasks.process import WorkerLost, WorkerProcess, WorkerRaised
+from respec.tasks.scorer import BUILT_IN
 from respec.tasks.task import Task
 from respec.tasks.worker import Outcome, RewardCall
 from respec.types import Rollout, ScoredRollout
@@ -47,7 +48,7 @@ class RewardWorker:
         if not configs:
             raise ConfigError("task.reward is empty; name at least one reward, for example fn = 'task'")
         for config in configs:
-            if config.fn not in ("task", "math") and ":" not in config.fn:
+            if config.fn not in BUILT_IN and ":" not in config.fn:
                 raise ConfigError(
                     f"task.reward.fn = '{config.fn}' is no reward; it is 'task' (the dataset's own scorer), 'math' "
                     "(math-verify), or 'module:function'"
@@ -121,13 +122,15 @@ class RewardWorker:
     def _isolate(self, which: int, rollouts: Sequence[Rollout], whole: _Failure) -> list[Outcome]:
         """Finds the samples that make a call fail, by calling with each alone; scores the others together again.
 
-        Together, because a function may compare the completions it is given. If no sample fails alone the whole batch is
-        to blame. Without a fallback value the first failing sample raises.
+        Together, because a function may compare the completions it is given; not so a built-in, whose values alone stand.
+        If no sample fails alone the whole batch is to blame. Without a fallback value the first failing sample raises.
         """
         strict = self._configs[which].fallback is None
+        built_in = self._configs[which].fn in BUILT_IN
         if len(rollouts) == 1:
             return [(None, whole.text)]
         problems: dict[int, str] = {}
+        passed: dict[int, Outcome] = {}
         hangs = 0
         for index, rollout in enumerate(rollouts):
             if hangs >= _MAX_HANGS:
@@ -139,18 +142,20 @@ class RewardWorker:
                     self._fail(which, f"{alone.text} on {_sample_of(rollout)}")
                 problems[index] = alone.text
                 hangs += alone.hung
-        if not problems:
+            else:
+                passed[index] = alone[0]
+        if not problems and not built_in:
             if strict:
                 slow = "; each completion alone passed" + (": raise timeout_s" if whole.hung else "")
                 first = _sample_of(rollouts[0])
                 self._fail(which, f"{whole.text} on the {len(rollouts)} completions that begin with {first}{slow}")
             return [(None, whole.text)] * len(rollouts)
-        rest = [index for index in range(len(rollouts)) if index not in problems]
-        again = self._ask(which, rest) if rest else []
-        if isinstance(again, _Failure):
-            return [(None, problems.get(index, again.text)) for index in range(len(rollouts))]
-        scored = dict(zip(rest, again, strict=True))
-        return [scored.get(index) or (None, problems[index]) for index in range(len(rollouts))]
+        if passed and not built_in:
+            again = self._ask(which, list(passed))
+            if isinstance(again, _Failure):
+                return [(None, problems.get(index, again.text)) for index in range(len(rollouts))]
+            passed = dict(zip(passed, again, strict=True))
+        return [passed.get(index) or (None, problems[index]) for index in range(len(rollouts))]
 
     def _ask(self, which: int, indices: list[int]) -> list[Outcome] | _Failure:
         try:

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+BUILT_IN = ("task", "math")
+"""Rewards that are not user functions: the dataset's own scorer, and math-verify. Each looks at one completion alone."""
+
 MATH_LIMIT_S = 5
 """Seconds math-verify may take to parse or compare one answer, after which it counts as wrong. By SIGALRM."""
 
@@ -46,17 +49,13 @@ class Scorer:
 
         Equal texts are equal. Without `answer_pattern` math-verify itself looks for the answer in the completion.
         """
-        from math_verify import parse, verify
-
         answer = self.extract(completion)
         if answer is None:
             return 0.0
         truth = str(columns[self.answer_column]).strip()
         if answer.strip() == truth:
             return 1.0
-        gold = _parse_bare(truth)
-        guess = _parse_bare(answer) if self.answer_pattern else parse(answer, parsing_timeout=MATH_LIMIT_S)
-        return float(bool(gold and guess) and verify(gold, guess, timeout_seconds=MATH_LIMIT_S))
+        return float(_equal(truth, answer, bare=bool(self.answer_pattern)))
 
     def warm(self, name: str) -> None:
         """Imports and builds what scoring by `name` (`task` or `math`) needs, so that no time limit is spent on it."""
@@ -83,6 +82,16 @@ class Scorer:
     def __reduce__(self) -> tuple[Any, ...]:
         # The built dataset stays behind: some hold what cannot be pickled.
         return Scorer, (self.answer_column, self.answer_pattern, self.dataset, dict(self.params))
+
+
+@functools.lru_cache(maxsize=4096)
+def _equal(truth: str, answer: str, bare: bool) -> bool:
+    """Cached: the samples of one prompt often give the same answer, and a hostile one costs its whole time limit."""
+    from math_verify import parse, verify
+
+    gold = _parse_bare(truth)
+    guess = _parse_bare(answer) if bare else parse(answer, parsing_timeout=MATH_LIMIT_S)
+    return bool(gold and guess) and verify(gold, guess, timeout_seconds=MATH_LIMIT_S)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -17,11 +17,8 @@ from respec.tasks.draw import draw
 from respec.tasks.functions import resolve_function
 from respec.tasks.process import WorkerProcess
 from respec.tasks.render import Rendered, Renderer
-from respec.tasks.scorer import Scorer
+from respec.tasks.scorer import BUILT_IN, Scorer
 from respec.types import Prompt
-
-BUILT_IN = ("task", "math")
-"""Rewards that are not user functions: the dataset's own scorer, and math-verify."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +26,8 @@ class Task:
     """What `load_task` makes; read by the loop, the warm-up and the reward worker.
 
     `train` holds rows 0..n-1 and `held_out` the rows after them; no prompt text is in both, and none is twice in either.
-    `reward_min` is the least reward that the configured rewards declare (built-in ones are in [0, 1]; a user function
-    declares nothing and counts as 0).
+    `reward_min` is the least reward that the configured rewards declare, weights applied: built-in ones are in [0, 1], a
+    fallback value is itself, and a user function declares nothing and counts as 0.
     """
 
     name: str
@@ -72,6 +69,13 @@ def _load_gym(config: TaskConfig, renderer: Renderer, solution: Callable[..., An
         held = draw(process, config, renderer, "held-out", config.eval_size, frozenset(), "task.eval_size")
         held_texts = frozenset(item.text for item in held)
         train = draw(process, config, renderer, "train", config.train_size, held_texts, "task.train_size")
+    if any(reward.fn == "math" for reward in config.reward):
+        for item in (*train, *held):
+            if item.row.columns["answer"] is None:
+                raise TaskError(
+                    f"task.reward 'math' compares with the row's answer, but reasoning-gym's '{config.dataset}' has rows "
+                    "without one, since many answers are right; use the dataset's own scorer, fn = 'task'"
+                )
 
     def solve(n: int) -> tuple[tuple[Prompt, str], ...]:
         if solution is None:
@@ -130,7 +134,10 @@ def _task(
     scorer: Scorer,
     solve: Callable[[int], tuple[tuple[Prompt, str], ...]],
 ) -> Task:
-    least = sum(min(0.0, reward.weight) for reward in config.reward if reward.fn in BUILT_IN)
+    least = sum(
+        min(0.0, reward.weight * (reward.fn in BUILT_IN), reward.weight * (reward.fallback or 0.0))
+        for reward in config.reward
+    )
     return Task(name, renderer.prompts(train, 0), renderer.prompts(held, len(train)), float(least), scorer, solve)
 
 

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 
 from respec.errors import ConfigError, RespecError
 from respec.tasks.functions import resolve_function
-from respec.tasks.scorer import Scorer
+from respec.tasks.scorer import BUILT_IN, Scorer
 
 ALWAYS = ("prompts", "completions", "completion_ids")
 """What every reward function is given by keyword, besides the columns; as in TRL."""
@@ -98,11 +98,12 @@ def _listen(source: BinaryIO, requests: queue.SimpleQueue[tuple[str, Any] | None
 def _answer(state: _State, kind: str, payload: Any) -> tuple[str, Any]:
     try:
         return "ok", _HANDLERS[kind](state, payload)
-    except RespecError as error:
-        return type(error).__name__, str(error)
     except _Unusable as error:
         return "raised", str(error)
     except BaseException as error:
+        # A reward may raise any error, ours too; only what this process itself finds wrong is for the parent to raise.
+        if isinstance(error, RespecError) and kind != "score":
+            return type(error).__name__, str(error)
         frames = traceback.extract_tb(error.__traceback__)
         where = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
         text = f": {error}" if str(error) else ""
@@ -127,7 +128,7 @@ def _set_up(state: _State, payload: tuple[Scorer, Sequence[str], Sequence[str]])
 
 
 def _built_in(scorer: Scorer, name: str) -> Callable[[Sequence[RewardCall]], Any] | None:
-    if name not in ("task", "math"):
+    if name not in BUILT_IN:
         return None
     scorer.warm(name)
     rule = scorer.task if name == "task" else scorer.math
