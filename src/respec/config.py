@@ -17,9 +17,9 @@ from respec.types import Plan, Sampling
 
 
 class Room(BaseModel):
-    """Base of every section: frozen, unknown keys forbidden."""
+    """Base of every section: frozen; unknown keys, NaN and infinity are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class RunConfig(Room):
