@@ -1,6 +1,6 @@
 """Makes the demo model: a small Qwen3 of this project's own, warmed up on worked chains of sums.
 
-    python examples/demo_model.py [--steps 2200] [--out src/respec/models/demo]
+    python examples/demo_model.py [--steps 1500] [--out src/respec/models/demo]
 
 The tokenizer knows printable ASCII, one token a character, and the task's own pieces (" + ", ", leaving ", ...) as one token each. Training rows are
 drawn apart from the held-out rows of examples/demo.toml, with the learner's own warm-up.
@@ -51,7 +51,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausal
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=2200)
+    parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--batch-size", type=int, default=12)
     parser.add_argument("--lr", type=float, default=1.5e-3)
     parser.add_argument("--rows", type=int, default=40000)

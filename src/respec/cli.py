@@ -51,6 +51,7 @@ def train(
     from respec.loop import train as run
     from respec.report.live import open_view
 
+    _no_bars()
     again = shlex.join(["respec", "train", str(config), *(word for item in set for word in ("--set", item))])
     try:
         with open_view(settings.run.dir.name, settings.run.steps) as view:
@@ -76,6 +77,7 @@ def warmup(
     from respec.report.live import open_view
     from respec.standalone import warm_up_alone
 
+    _no_bars()
     settings = load_config(config, tuple(set))
     with open_view("warm-up", settings.warmup.steps) as view:
         done = warm_up_alone(settings, view, to)
@@ -98,6 +100,7 @@ def eval(
     from respec.report.live import open_view
     from respec.standalone import evaluate_alone, model_of
 
+    _no_bars()
     if config.is_dir():
         model, config = model or str(config), config / "config.toml"
     settings = load_config(config, tuple(set))
@@ -138,6 +141,7 @@ def generate(
         speculation = SpeculationConfig.model_validate({"drafter": drafter})
     except ValidationError:
         raise ConfigError(f"--drafter takes off, ngram or suffix, got '{drafter}'") from None
+    _no_bars()
     sampling = Sampling(
         max_new_tokens, temperature, top_k, top_p, 0.0, tuple(text.replace("\\n", "\n") for text in stop)
     )
@@ -216,6 +220,7 @@ def bench_rollout(
     """
     from respec.bench import bench_against_generate
 
+    _no_bars()
     result = bench_against_generate(
         model, batch, prompts, new_tokens, repeats, threads, out, lambda line: print(line, flush=True)
     )
@@ -238,6 +243,13 @@ def main() -> None:
 
 def _print_error(text: str) -> None:
     print(f"respec: {text}", file=sys.stderr)
+
+
+def _no_bars() -> None:
+    """transformers' bars for reading weights would be drawn across the live view."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
 
 def _interruptible(say: Callable[[str], None]) -> Callable[[], bool]:
@@ -266,18 +278,19 @@ def _closing(summary: dict[str, Any]) -> None:
     whole = sum(split.values()) or 1.0
     table = Table(title="Result", show_header=False)
     if summary["reward_first"] is not None:
-        table.add_row("reward, first -> last step", f"{summary['reward_first']:.3f} -> {summary['reward_last']:.3f}")
+        table.add_row("reward", f"{summary['reward_first']:.3f} -> {summary['reward_last']:.3f} (first -> last step)")
     items = (
         f" ({summary['accuracy_items']} items, ± {share(summary['accuracy_se'])})" if summary["accuracy_items"] else ""
     )
     table.add_row(
-        "held-out accuracy, before -> after",
+        "held-out accuracy",
         f"{share(summary['accuracy_before_rl'])} -> {share(summary['accuracy_after_rl'])}{items}",
     )
     parts = (f"{name.removesuffix('_s')} {100 * seconds / whole:.0f} %" for name, seconds in split.items())
-    table.add_row("time", ", ".join(parts) + f"; {summary['wall_s']:.0f} s in all")
+    table.add_row("time split", ", ".join(parts))
+    table.add_row("time in all", f"{summary['wall_s']:.0f} s")
     if summary["rollout_speedup"] is not None:
-        table.add_row("rollouts against plain decoding", f"{summary['rollout_speedup']:.2f}x")
+        table.add_row("rollout speedup", f"{summary['rollout_speedup']:.2f}x against plain decoding")
         table.add_row("tokens identical", "yes" if summary["tokens_identical"] else "NO")
     if summary["policy_entropy"] is not None:
         table.add_row("policy entropy", f"{summary['policy_entropy']:.3f} nats/token")

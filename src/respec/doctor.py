@@ -101,14 +101,19 @@ def _kernels() -> Finding:
 
 def _exactness() -> Finding:
     """Speculation is exact only if a row's product does not depend on how many rows come along."""
-    broken = [f"{dtype} at {rows} rows" for dtype in (torch.bfloat16, torch.float32) for rows in _differing_rows(dtype)]
+    broken = {
+        str(dtype).removeprefix("torch."): rows
+        for dtype in (torch.bfloat16, torch.float32)
+        if (rows := _differing_rows(dtype))
+    }
     if not broken:
         return Finding("exactness", "ok", "a row's bits do not depend on its batch (1 to 320 rows, both dtypes)")
     return Finding(
         "exactness",
         "missing",
-        f"a row's bits depend on its batch: {', '.join(broken[:4])}",
-        "decode with model.dtype = 'float32', or with another torch build",
+        "a row's bits depend on its batch: "
+        + "; ".join(f"{name} among {', '.join(map(str, rows))} rows" for name, rows in broken.items()),
+        "try another torch build" if "float32" in broken else "decode with model.dtype = 'float32'",
     )
 
 
@@ -123,6 +128,13 @@ def _differing_rows(dtype: torch.dtype) -> list[int]:
 def _gpu() -> Finding:
     if torch.cuda.is_available():
         return Finding("GPU", "ok", ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())))
+    if shutil.which("nvidia-smi") and torch.version.cuda is None:
+        return Finding(
+            "GPU",
+            "slow",
+            f"there is an NVIDIA driver, but torch {torch.__version__} is built without CUDA",
+            "install the CUDA build of the same torch version (pytorch.org/get-started)",
+        )
     return Finding("GPU", "ok", "none that torch sees; everything runs on the processor")
 
 

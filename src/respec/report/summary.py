@@ -14,7 +14,7 @@ from respec.report.records import StepMetrics
 def summarize(steps: Sequence[StepMetrics], planned: int, wall_s: float, run_dir: Path) -> dict[str, Any]:
     """Accuracy before and after, reward first and last, the time split, and the measured speedup of the rollouts.
 
-    `rollout_speedup` is plain decoding's time over speculation's, both summed over the compared steps (the same rollouts, drawn
+    `rollout_speedup` is the median over the compared steps of plain decoding's time over speculation's (the same rollouts, drawn
     twice); None when nothing was compared. `policy_entropy` is the mean over those steps' tokens, or over all steps'. Step 0 is
     the policy before RL. Shares of `time_split` leave the comparison out: it is measurement, not training.
     """
@@ -35,7 +35,7 @@ def summarize(steps: Sequence[StepMetrics], planned: int, wall_s: float, run_dir
         "accuracy_items": after and int(after["eval/items"]),
         "reward_first": rl[0]["reward/mean"] if rl else None,
         "reward_last": last.get("reward/mean"),
-        "rollout_speedup": _sum(compared, "time/compare_s") / _sum(compared, "time/generation_s") if compared else None,
+        "rollout_speedup": float(np.median([metrics["rollout/speedup"] for metrics in compared])) if compared else None,
         "rollout_speedup_steps": [metrics["rollout/speedup"] for metrics in compared],
         "tokens_identical": all(metrics["rollout/tokens_identical"] == 1 for metrics in compared) if compared else None,
         "policy_entropy": float(np.mean([metrics["rollout/entropy"] for metrics in compared or rl])) if rl else None,

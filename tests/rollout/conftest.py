@@ -1,0 +1,49 @@
+"""Tiny models with random weights, sharp enough at a low temperature that drafts are sometimes right and sometimes wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from respec.models.load import Policy
+from respec.models.packed_attention import use_packed_attention
+
+SIZES = {
+    "vocab_size": 48, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0,
+}  # fmt: skip
+CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = ["<pad>", "<eos>", "<unk>", *"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRS"]
+    raw = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    raw.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+
+
+@pytest.fixture(scope="session")
+def make_policy(tokenizer):
+    """A policy by family, dtype and seed."""
+
+    def make(family: str = "qwen3", dtype: torch.dtype = torch.float32, seed: int = 0) -> Policy:
+        torch.manual_seed(seed)
+        extra = {"head_dim": 16} if family == "qwen3" else {}
+        model = AutoModelForCausalLM.from_config(CONFIGS[family](**SIZES, **extra)).to(dtype).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(3.0 if parameter.ndim > 1 else 1.0)
+        use_packed_attention(model)
+        return Policy(model, tokenizer, (1,), 0, 512)
+
+    return make
