@@ -442,17 +442,27 @@ static void draw_row(float *x, int64_t V, const Law *law, uint64_t key, Candidat
     for (int64_t v = LANES; v < padded; v += LANES) tops = larger(load_vec(x, v, 0), tops);
     float top = fold_max(tops);
     double total = 0.0, moment = 0.0;
+    VecI bad = {0};
     /* float lanes over 4096 entries at most, then float64 */
     for (int64_t v0 = 0; v0 < padded; v0 += 4096) {
         int64_t end = v0 + 4096 < padded ? v0 + 4096 : padded;
         Vec mass = splat(0.0f), first = splat(0.0f);
         for (int64_t v = v0; v < end; v += LANES) {
             Vec d = load_vec(x, v, 0) - top, e = exp_vec(d);
+            bad |= d != d;
             mass += e;
             first += e * pick(e > splat(0.0f), d, splat(0.0f));
         }
         total += (double)fold(mass);
         moment += (double)fold(first);
+    }
+    int failed = 0;
+    for (int l = 0; l < LANES; l++) failed |= bad[l];
+    if (failed) {
+        /* a comparison would pass a NaN over: it is handed on for the caller to refuse */
+        *token = 0;
+        *logprob = *entropy = *kept_logmass = NAN;
+        return;
     }
     double log_total = log(total);
     *entropy = (float)(log_total - moment / total);

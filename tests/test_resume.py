@@ -1,0 +1,101 @@
+"""Law 8 (local): a run killed at any moment and started again gives the tokens, metrics and weights of one never killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+SETTINGS = {
+    "run.steps": 6, "run.threads": 1, "task.train_size": 8, "task.eval_size": 16, "rollout.prompts_per_step": 3, "rollout.group_size": 3,
+    "rollout.max_new_tokens": 40, "checkpoint.every_steps": 2, "eval.every": 3, "eval.items": 8, "run.compare_plain_every": 2,
+}  # fmt: skip
+TIMINGS = ("time/", "rollout/tokens_per_s", "rollout/speedup")
+
+
+def command(folder: Path, *extra: str) -> list[str]:
+    sets = [f"{key}={value}" for key, value in {**SETTINGS, "run.dir": folder}.items()] + list(extra)
+    return [sys.executable, "-c", "from respec.cli import main; main()", "train", "examples/demo.toml"] + [
+        word for item in sets for word in ("--set", item)
+    ]
+
+
+def run(folder: Path, *extra: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(folder, *extra), capture_output=True, text=True, timeout=240)
+
+
+def recorded(folder: Path) -> tuple[list[dict], dict[str, list]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    metrics = [{k: v for k, v in line.items() if k != "time" and not k.startswith(TIMINGS)} for line in lines]
+    tokens = {path.name: path.read_text() for path in sorted((folder / "rollouts").iterdir())}
+    return metrics, tokens
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    done = run(folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("at", [1, 3, 5])
+def test_killed_and_started_again_is_as_if_never_killed(whole, tmp_path, at):
+    folder = tmp_path / "run"
+    process = subprocess.Popen(command(folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    metrics = folder / "metrics.jsonl"
+    deadline = time.monotonic() + 200
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) > at) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    again = run(folder)
+    assert again.returncode == 0, again.stderr
+    assert recorded(folder) == recorded(whole)
+    ours, theirs = (load_file(path / "checkpoints/000006/model.safetensors") for path in (folder, whole))
+    assert all((ours[name] == theirs[name]).all() for name in theirs)
+
+
+def test_a_finished_run_stands_and_says_how_it_went(whole):
+    summary = json.loads((whole / "summary.json").read_text())
+    assert summary["finished"] and summary["tokens_identical"] is True and summary["steps"] == 6
+    assert (whole / "report.html").stat().st_size > 100_000
+    again = run(whole)
+    assert again.returncode == 0 and "going on from step 6" in again.stdout
+
+
+def test_speculation_off_learns_the_very_same_policy(whole, tmp_path):
+    plain = tmp_path / "plain"
+    done = run(plain, "speculation.drafter=off")
+    assert done.returncode == 0, done.stderr
+    one, other = (load_file(path / "checkpoints/000006/model.safetensors") for path in (whole, plain))
+    assert all((one[name] == other[name]).all() for name in one)
+
+
+def test_one_interrupt_ends_the_step_and_says_how_to_go_on(tmp_path):
+    folder = tmp_path / "run"
+    process = subprocess.Popen(
+        command(folder, "run.steps=500"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    metrics = folder / "metrics.jsonl"
+    deadline = time.monotonic() + 200
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 1) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, out
+    assert "stopping after this step" in out and "Go on with" in out
+    steps = len(metrics.read_text().splitlines()) - 1
+    assert (folder / "checkpoints" / f"{steps:06d}" / "manifest.json").exists()
+
+
+def test_another_configuration_in_the_same_folder_is_refused(whole):
+    done = run(whole, "policy.lr=1.0")
+    assert done.returncode == 2 and "policy.lr" in done.stderr and "Traceback" not in done.stderr
