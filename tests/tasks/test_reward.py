@@ -180,11 +180,15 @@ def test_functions_that_cannot_be_called_are_found_on_entering(make: Any, reward
         pass
 
 
-def test_rewards_that_are_not_there_or_not_finite(make: Any):
+def test_rewards_that_are_not_there(make: Any):
     with pytest.raises(ConfigError, match=r"task.reward is empty"):
         RewardWorker(make.task(), ())
-    with pytest.raises(ConfigError, match=r"must be finite"):
-        RewardWorker(make.task(), (RewardConfig(fallback=float("nan")),))
+
+
+@pytest.mark.parametrize("key", ["weight", "fallback"])
+def test_weights_and_fallbacks_are_numbers(key: str):
+    with pytest.raises(ValueError, match="finite number"):
+        RewardConfig.model_validate({key: float("nan")})
 
 
 def test_the_worker_imports_nothing_heavy():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,8 +52,6 @@ class RewardWorker:
                     f"task.reward.fn = '{config.fn}' is no reward; it is 'task' (the dataset's own scorer), 'math' "
                     "(math-verify), or 'module:function'"
                 )
-            if not math.isfinite(config.weight) or not math.isfinite(config.fallback or 0.0):
-                raise ConfigError(f"weight and fallback of task.reward '{config.fn}' must be finite numbers")
         self.names = _distinct_names(configs)
         self._configs = configs
         self._scorer = task.scorer
