@@ -12,6 +12,7 @@ import argparse
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -45,10 +46,12 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
     """Random weights, about two million."""
     torch.manual_seed(seed)
+    eos: Any = tokenizer.eos_token_id
+    pad: Any = tokenizer.pad_token_id
     config = Qwen3Config(
         vocab_size=-(-len(tokenizer) // 8) * 8, hidden_size=256, intermediate_size=512, num_hidden_layers=3,
         num_attention_heads=4, num_key_value_heads=2, head_dim=64, max_position_embeddings=512, tie_word_embeddings=True,
-        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None, eos_token_id=eos, pad_token_id=pad,
     )  # fmt: skip
     return Qwen3ForCausalLM(config)
 
@@ -82,7 +85,8 @@ def main() -> None:
     stats = warm_up(policy, pairs, recipe, arguments.seed, report)
     print(f"{stats.tokens:,} tokens in {stats.wall_s:.0f} s, last loss {stats.last_loss:.4f}")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    policy.model.to(torch.bfloat16).save_pretrained(arguments.out)
+    torch.nn.Module.to(policy.model, torch.bfloat16)
+    policy.model.save_pretrained(arguments.out)
     policy.tokenizer.save_pretrained(arguments.out)
 
 
