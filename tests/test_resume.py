@@ -31,7 +31,7 @@ def run(folder: Path, *extra: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(folder, *extra), capture_output=True, text=True, timeout=240)
 
 
-def recorded(folder: Path) -> tuple[list[dict], dict[str, list]]:
+def recorded(folder: Path) -> tuple[list[dict], dict[str, str]]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     metrics = [{k: v for k, v in line.items() if k != "time" and not k.startswith(TIMINGS)} for line in lines]
     tokens = {path.name: path.read_text() for path in sorted((folder / "rollouts").iterdir())}

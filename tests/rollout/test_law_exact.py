@@ -44,6 +44,11 @@ def engine(policy, dtype: str, max_batch: int = 16, name: str = "", chunk: int =
     )
 
 
+def drafter_of(running: Engine):
+    assert running.drafter is not None
+    return running.drafter
+
+
 def equal(one, other, dtype: str) -> bool:
     if [r.key for r in one] != [r.key for r in other]:
         return False
@@ -98,7 +103,7 @@ def test_histories_and_plans_change_speed_only(make_policy):
     one = engine(policy, "bfloat16", name="suffix")
     first, before = one.rollout(asks(), SAMPLING, Plan("suffix", 6, 1, 6))
     for rollout in first:
-        one.drafter.learn(rollout.prompt.row, [rollout.token_T])
+        drafter_of(one).learn(rollout.prompt.row, [rollout.token_T])
     second, after = one.rollout(asks(), SAMPLING, Plan("suffix", 6, 1, 6))
     third, _ = one.rollout(asks(), SAMPLING, PLAIN)
     assert equal(plain, first, "") and equal(plain, second, "") and equal(plain, third, "")
@@ -140,7 +145,7 @@ def test_a_stop_string_over_a_drafts_edge_ends_there(make_policy):
     plain, _ = engine(policy, "bfloat16").rollout(asks(), sampling)
     informed = engine(policy, "bfloat16", name="suffix")
     for rollout in free:
-        informed.drafter.learn(rollout.prompt.row, [rollout.token_T])
+        drafter_of(informed).learn(rollout.prompt.row, [rollout.token_T])
     drafted, stats = informed.rollout(asks(), sampling, Plan("suffix", 8, 1, 8))
     assert equal(plain, drafted, "bfloat16") and stats.accepted > 0
     assert any(r.finish == "stop" for r in plain)
