@@ -13,7 +13,6 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
-from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
