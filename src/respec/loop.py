@@ -88,10 +88,12 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
             remember(stages, run)
             if checkpoint is None:
                 _record_start(stages, run, learner)
+            tokens = _tokens_so_far(run)
             saved_at, finished = time.monotonic(), step >= config.run.steps
             while not finished and not stop():
                 step += 1
-                metrics, scored, rounds = _step(stages, learner, step, _tokens_so_far(run))
+                metrics, scored, rounds = _step(stages, learner, step, tokens)
+                tokens = metrics["tokens/total"]
                 finished = step == config.run.steps
                 if finished or _every(config.eval.every, step):
                     metrics |= _evaluation(stages, step, final=finished)

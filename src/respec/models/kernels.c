@@ -377,7 +377,6 @@ static void largest(const float *x, int64_t n, int64_t m, Candidate *found, floa
 }
 
 typedef struct {
-    float inverse_temperature; /* of the distribution that is drawn from; 1 for greedy */
     int greedy;
     int64_t top_k;
     double top_p, min_p;
@@ -520,7 +519,7 @@ INLINE void scale_row(const void *logits, int64_t from, int64_t V, float inverse
 int draw(const void *logits, int64_t rows, int64_t V, float inverse_temperature, int greedy, int64_t top_k, double top_p,
          double min_p, int64_t race, const uint64_t *key, int32_t *token, float *logprob, float *kept_logmass,
          float *entropy, int threads, int bf16) {
-    Law law = {inverse_temperature, greedy, top_k, top_p, min_p, race};
+    Law law = {greedy, top_k, top_p, min_p, race};
     int failed = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1 && rows > 1)
     {
