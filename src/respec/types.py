@@ -139,8 +139,27 @@ class Rollout:
 
 
 @dataclass(frozen=True)
+class Load:
+    """What a decode round is about to carry. Made by the engine before the round, read by a planner.
+
+    `active` sequences hold a slot, `waiting` ones do not. `context` is the mean number of keys a sequence attends to,
+    `remaining_B` how many tokens each active sequence may still draw. `version` is that of the weights in use.
+    """
+
+    active: int
+    waiting: int
+    context: float
+    remaining_B: tuple[int, ...]
+    version: Version = Version()
+
+
+@dataclass(frozen=True)
 class RoundRecord:
-    """One decode round of the engine, for the report and for cost models. Seconds are wall-clock."""
+    """One decode round of the engine, for the report and for cost models. Seconds are wall-clock.
+
+    By depth (the first drafted token is depth 1, at index 0): `drafted_D` sequences had a node that deep, `tested_D` of them
+    had all shallower ones accepted, `accepted_D` of those had this one accepted too. `drafted` counts all nodes, siblings included.
+    """
 
     active: int
     waiting: int
@@ -151,6 +170,10 @@ class RoundRecord:
     draft_s: float
     verify_s: float
     overhead_s: float
+    context: float = 0.0
+    drafted_D: tuple[int, ...] = ()
+    tested_D: tuple[int, ...] = ()
+    accepted_D: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
