@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from respec.errors import ConfigError
-from respec.types import Plan, Sampling
+from respec.types import Mode, Plan, Sampling
 
 
 class Room(BaseModel):
@@ -134,8 +134,10 @@ class SpeculationConfig(Room):
     """Which drafter, and the static plan. `off` is plain decoding."""
 
     drafter: Literal["off", "ngram", "suffix"] = "suffix"
-    mode: Literal["matching"] = "matching"
+    mode: Mode = "matching"
     s: int = Field(default=6, ge=1, le=64, description="longest draft")
+    t: int = Field(default=1, ge=1, le=64, description="branches of a draft at a token; 1 is a chain")
+    n: int = Field(default=0, ge=0, le=64, description="drafted tokens in all; 0 takes s")
     min_match: int = Field(default=1, ge=1, description="shortest context that may propose")
     min_confidence: float = Field(
         default=0.3, ge=0, le=1, description="a draft stops where its estimated path probability falls below"
@@ -145,7 +147,7 @@ class SpeculationConfig(Room):
     )
 
     def plan(self) -> Plan:
-        return Plan() if self.drafter == "off" else Plan(self.drafter, self.s, 1, self.s)
+        return Plan() if self.drafter == "off" else Plan(self.drafter, self.s, self.t, self.n or self.s)
 
 
 class PolicyConfig(Room):

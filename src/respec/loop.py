@@ -130,7 +130,7 @@ def _step(
     update = learner.update(samples, config.rollout.temperature, lambda done, _: view.advance(done))
     swapped_at = time.perf_counter()
     swap(stages.engine, stages.policy, config.model.dtype, version=step)
-    learn_histories(stages.drafter, made.rollout_R)
+    learn_histories(stages.engine, made.rollout_R)
     ended = time.perf_counter()
     metrics = _metrics(made, scored, update, stages.reward.names) | {
         "time/reward_s": reward_s, "time/weights_s": ended - swapped_at, "time/step_s": ended - began,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 
@@ -13,8 +12,7 @@ from respec.config import Config
 from respec.models.load import Policy
 from respec.report.live import View
 from respec.report.run_dir import RunDir
-from respec.rollout.draft import make_drafter
-from respec.rollout.draft.protocol import Drafter
+from respec.rollout.draft import make_drafters
 from respec.rollout.engine import Engine
 from respec.tasks.reward import RewardWorker
 from respec.tasks.task import Task
@@ -30,19 +28,17 @@ class Stages:
     policy: Policy
     task: Task
     engine: Engine
-    drafter: Drafter | None
     reward: RewardWorker
     view: View
 
 
 def build(config: Config, policy: Policy, task: Task, reward: RewardWorker, view: View, version: int) -> Stages:
     """Publishes the policy and sets the engine up around it."""
-    drafter = make_drafter(config.speculation)
     engine = Engine(
         publish(policy, config.model.dtype, version), policy.tokenizer, policy.eos_token_ids, config.run.seed,
-        config.rollout.max_batch, config.rollout.prefill_chunk, drafter,
+        config.rollout.max_batch, config.rollout.prefill_chunk, make_drafters(config.speculation), config.speculation.mode,
     )  # fmt: skip
-    return Stages(config, policy, task, engine, drafter, reward, view)
+    return Stages(config, policy, task, engine, reward, view)
 
 
 def asks_of_step(train: Sequence[Prompt], config: Config, step: int) -> tuple[Ask, ...]:
@@ -97,12 +93,11 @@ def evaluate(stages: Stages, prompts: Sequence[Prompt]) -> EvalResult:
 
 
 def remember(stages: Stages, run: RunDir) -> None:
-    """Feeds the drafter the rollouts that the run folder holds: token histories outlive weights."""
+    """Feeds the drafters the rollouts that the run folder holds: token histories outlive weights."""
     for step in run.rollout_steps():
-        learn_histories(stages.drafter, [scored.rollout for scored in run.read_rollouts(step)])
+        learn_histories(stages.engine, [scored.rollout for scored in run.read_rollouts(step)])
 
 
-def learn_histories(drafter: Drafter | None, rollouts: Sequence[Rollout]) -> None:
-    if drafter is not None:
-        for row, group in groupby(rollouts, key=lambda rollout: rollout.prompt.row):
-            drafter.learn(row, [rollout.token_T for rollout in group])
+def learn_histories(engine: Engine, rollouts: Sequence[Rollout]) -> None:
+    for drafter in engine.drafters.values():
+        drafter.learn(rollouts)

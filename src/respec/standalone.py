@@ -14,7 +14,7 @@ from respec.models.load import load_policy
 from respec.policy.warmup import warm_up
 from respec.report.live import View
 from respec.report.provenance import usable_cores
-from respec.rollout.draft import make_drafter
+from respec.rollout.draft import make_drafters
 from respec.rollout.engine import Engine
 from respec.stages import build, evaluate
 from respec.tasks.reward import RewardWorker
@@ -92,7 +92,7 @@ def generate_alone(
         policy.eos_token_ids,
         seed,
         max_batch=64,
-        drafter=make_drafter(speculation),
+        drafters=make_drafters(speculation),
     )
     if say is not None:
         say(f"{sum(p.numel() for p in policy.model.parameters()) / 1e6:.1f} M parameters loaded")

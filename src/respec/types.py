@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Float32, Int, Int32, UInt8
 
 Finish = Literal["eos", "stop", "length"]
+Mode = Literal["matching", "rejection"]
 Message = Mapping[str, str]
 
 
@@ -34,6 +35,10 @@ class Proposer(IntEnum):
     TARGET = 0
     NGRAM = 1
     SUFFIX = 2
+    PREVIOUS = 3
+    MODEL = 4
+    SELF_QUANT = 5
+    EAGLE = 6
 
 
 @dataclass(frozen=True)

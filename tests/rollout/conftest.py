@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import numpy as np
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -15,6 +18,7 @@ from transformers import (
 
 from respec.models.load import Policy
 from respec.models.packed_attention import use_packed_attention
+from respec.types import Prompt, Rollout, Stream
 
 SIZES = {
     "vocab_size": 48, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -45,5 +49,20 @@ def make_policy(tokenizer):
                 parameter.mul_(3.0 if parameter.ndim > 1 else 1.0)
         use_packed_attention(model)
         return Policy(model, tokenizer, (1,), 0, 512)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_rollout():
+    """A finished completion of these tokens, its other figures nought."""
+
+    def make(row: int, tokens: Iterable[int], sample: int = 0, draw: int = 0) -> Rollout:
+        token_T = np.array(list(tokens), np.int32)
+        nought = np.zeros(len(token_T), np.float32)
+        count = np.zeros(len(token_T), np.int32)
+        return Rollout(
+            Prompt(row, "", (3,)), Stream.TRAIN, draw, sample, token_T, nought, nought, nought, count, count.astype(np.uint8), count, "", "eos"
+        )  # fmt: skip
 
     return make

@@ -40,13 +40,12 @@ def engine(policy, dtype: str, max_batch: int = 16, name: str = "", chunk: int =
         7,
         max_batch,
         chunk,
-        drafter(name) if name else None,
+        [drafter(name)] if name else (),
     )
 
 
 def drafter_of(running: Engine):
-    assert running.drafter is not None
-    return running.drafter
+    return next(iter(running.drafters.values()))
 
 
 def equal(one, other, dtype: str) -> bool:
@@ -74,6 +73,9 @@ def test_every_drafter_gives_the_tokens_and_bits_of_plain_decoding(make_policy, 
             assert equal(plain, drafted, dtype), (name, depth)
             # the law says nothing unless drafts are both accepted and rejected
             assert 0 < stats.accepted < stats.drafted
+    branching, stats = engine(policy, dtype, name="suffix").rollout(asks(), SAMPLING, Plan("suffix", 5, 3, 12))
+    assert equal(plain, branching, dtype)
+    assert any(record.drafted > sum(record.drafted_D) for record in stats.round_R), "no draft has branched"
 
 
 @pytest.mark.parametrize("max_batch", [1, 3, 24])
@@ -102,8 +104,7 @@ def test_histories_and_plans_change_speed_only(make_policy):
     plain, _ = engine(policy, "bfloat16").rollout(asks(), SAMPLING)
     one = engine(policy, "bfloat16", name="suffix")
     first, before = one.rollout(asks(), SAMPLING, Plan("suffix", 6, 1, 6))
-    for rollout in first:
-        drafter_of(one).learn(rollout.prompt.row, [rollout.token_T])
+    drafter_of(one).learn(first)
     second, after = one.rollout(asks(), SAMPLING, Plan("suffix", 6, 1, 6))
     third, _ = one.rollout(asks(), SAMPLING, PLAIN)
     assert equal(plain, first, "") and equal(plain, second, "") and equal(plain, third, "")
@@ -144,8 +145,7 @@ def test_a_stop_string_over_a_drafts_edge_ends_there(make_policy):
     sampling = dataclasses.replace(SAMPLING, stop=stop)
     plain, _ = engine(policy, "bfloat16").rollout(asks(), sampling)
     informed = engine(policy, "bfloat16", name="suffix")
-    for rollout in free:
-        drafter_of(informed).learn(rollout.prompt.row, [rollout.token_T])
+    drafter_of(informed).learn(free)
     drafted, stats = informed.rollout(asks(), sampling, Plan("suffix", 8, 1, 8))
     assert equal(plain, drafted, "bfloat16") and stats.accepted > 0
     assert any(r.finish == "stop" for r in plain)

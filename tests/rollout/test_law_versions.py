@@ -33,7 +33,7 @@ def engine(policy, dtype: str, max_batch: int = 8) -> Engine:
         policy.eos_token_ids,
         1,
         max_batch,
-        drafter=SuffixDrafter(1, 0.1, 10_000),
+        drafters=[SuffixDrafter(1, 0.1, 10_000)],
     )
 
 
@@ -61,7 +61,7 @@ def test_float64_log_probabilities_agree_to_1e_10(make_policy):
     policy = make_policy(dtype=torch.float64)
     decoder, tokens = publish(policy, "float64", 0), np.arange(3, 40)
     cache = KVCache(decoder.shape, 1, 64)
-    hidden = decoder.hidden(tokens, np.zeros(37, np.int64), np.arange(37), cache)
+    hidden = decoder.hidden(tokens, np.zeros(37, np.int64), np.arange(37), cache).hidden
     with torch.no_grad():
         reference = policy.model(input_ids=torch.from_numpy(tokens)[None], use_cache=False).logits[0]
     assert (torch.log_softmax(decoder.logits(hidden), -1) - torch.log_softmax(reference, -1)).abs().max() < 1e-10
@@ -83,13 +83,13 @@ def test_prefill_equals_decoding_and_rollback_leaves_no_trace(make_policy, dtype
     tokens = np.random.default_rng(1).integers(3, 48, 30)
     slots = np.zeros(30, np.int64)
     whole, stepwise, drafted = (KVCache(decoder.shape, 1, 64) for _ in range(3))
-    at_once = decoder.logits(decoder.hidden(tokens, slots, np.arange(30), whole))
+    at_once = decoder.logits(decoder.hidden(tokens, slots, np.arange(30), whole).hidden)
     for i in range(30):
-        one = decoder.logits(decoder.hidden(tokens[i : i + 1], slots[:1], np.array([i]), stepwise))
+        one = decoder.logits(decoder.hidden(tokens[i : i + 1], slots[:1], np.array([i]), stepwise).hidden)
         assert torch.equal(one[0], at_once[i])
         # a draft of five wrong tokens beside the right one; the next pass overwrites what it wrote
         wrong = np.r_[tokens[i], (tokens[i] + np.arange(1, 6)) % 45 + 3]
-        together = decoder.logits(decoder.hidden(wrong, np.zeros(6, np.int64), np.arange(i, i + 6), drafted))
+        together = decoder.logits(decoder.hidden(wrong, np.zeros(6, np.int64), np.arange(i, i + 6), drafted).hidden)
         assert torch.equal(together[0], at_once[i])
     for cache in (stepwise, drafted):
         for ours, theirs in zip(cache.entries(0, 30), whole.entries(0, 30), strict=True):

@@ -1,4 +1,4 @@
-"""The race sampler: native and reference agree, and both draw from the processed distribution."""
+"""The race sampler: native and reference agree, and both draw from the process distribution."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scipy import stats
 
 from respec.errors import NonFiniteError
 from respec.rollout.randomness import Lane, sequence_key, token_key, uniform
-from respec.rollout.sampling import draw, draw_reference, processed, racers
+from respec.rollout.sampling import draw, draw_reference, process, racers
 from respec.types import Sampling
 
 SETTINGS = [
@@ -43,7 +43,7 @@ def test_draws_follow_the_processed_distribution(vocabulary, sampling):
     n = 60_000
     logits = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(5)) * (1.0 if vocabulary < 100 else 0.3)
     drawn = draw(logits.expand(n, vocabulary).contiguous(), keys(n), sampling).token
-    _, p = processed(logits[0].double().numpy(), sampling)
+    p = process(logits[0].double().numpy(), sampling).p
     counts = np.bincount(drawn, minlength=vocabulary)
     assert counts[p == 0].sum() == 0
     cells = p > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,8 +51,7 @@ def test_the_most_frequent_continuation_is_drafted():
     assert automaton.follow(state, 5, 1, 0.99) == []
 
 
-def test_histories_stay_within_the_budget_and_the_oldest_row_leaves_first():
+def test_histories_stay_within_the_budget_and_the_oldest_row_leaves_first(make_rollout):
     drafter = SuffixDrafter(1, 0.1, 10)
-    for row in range(4):
-        drafter.learn(row, [np.arange(4, dtype=np.int32)])
+    drafter.learn([make_rollout(row, range(4)) for row in range(4)])
     assert list(drafter._history) == [2, 3]

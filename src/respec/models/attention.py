@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface
 
 from respec.models import kernels
-from respec.models.decoder import DecodeShape, KVStore
+from respec.models.decoder import Branches, DecodeShape, KVStore
 
 QUERY_ROWS = 32
 KEY_MULTIPLE = 512
@@ -28,40 +28,64 @@ TILE = 16
 class Layout:
     """Where the M tokens of one pass lie, made once for all layers.
 
-    For the PyTorch path the tokens of a slot are cut into B blocks of at most `QUERY_ROWS // group`: `block_M` and `row_M` say where
-    a token went, `slot_B` whose keys a block reads, `mask` what its query rows see.
+    A token's key goes to index `write_M` of its slot. `fork_M` and `path_MD` are those of `decoder.Branches`, for the native kernel.
+    For the PyTorch path the tokens of a slot are cut into B blocks of at most `QUERY_ROWS // group`, of one each where drafts
+    branch: `block_M` and `row_M` say where a token went, `slot_B` whose keys a block reads, `mask` what its query rows see, `index_BK`
+    the order of its keys where that is not the cache's own.
     """
 
     slot_M: Int64[Tensor, "M"]
     position_M: Int64[Tensor, "M"]
+    write_M: Int64[Tensor, "M"]
     native: bool
+    fork_M: Int64[Tensor, "M"] | None = None
+    path_MD: Int64[Tensor, "M D"] | None = None
     block_M: Int64[Tensor, "M"] | None = None
     row_M: Int64[Tensor, "M"] | None = None
     slot_B: Int64[Tensor, "B"] | None = None
     mask: Bool[Tensor, "B 1 rows keys"] | None = None
+    index_BK: Int64[Tensor, "B keys"] | None = None
 
 
-def lay_out(slot_M: Int64[np.ndarray, "M"], position_M: Int64[np.ndarray, "M"], shape: DecodeShape) -> Layout:
+def lay_out(
+    slot_M: Int64[np.ndarray, "M"],
+    position_M: Int64[np.ndarray, "M"],
+    shape: DecodeShape,
+    branches: Branches | None = None,
+) -> Layout:
     """Plans one pass. Tokens of a slot must be neighbours."""
-    device = shape.device
-    slot, position = torch.from_numpy(slot_M).to(device), torch.from_numpy(position_M).to(device)
-    if kernels.supports(shape.dtype, device, shape.head_dim, shape.group):
-        return Layout(slot, position, native=True)
-    per_block = max(1, QUERY_ROWS // shape.group)
+
+    def on_device(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(shape.device)
+
+    slot, position = on_device(slot_M), on_device(position_M)
+    write = position if branches is None else on_device(branches.write_M)
+    if kernels.supports(shape.dtype, shape.device, shape.head_dim, shape.group):
+        fork, path = (None, None) if branches is None else (on_device(branches.fork_M), on_device(branches.path_MD))
+        return Layout(slot, position, write, True, fork, path)
+    per_block = max(1, QUERY_ROWS // shape.group) if branches is None else 1
     starts = np.flatnonzero(np.r_[True, slot_M[1:] != slot_M[:-1]])
     index_in_run = np.arange(len(slot_M)) - np.repeat(starts, np.diff(np.r_[starts, len(slot_M)]))
     new_block = index_in_run % per_block == 0
     block, row = np.cumsum(new_block) - 1, index_in_run % per_block
-    keys = -(-(int(position_M.max()) + 1) // KEY_MULTIPLE) * KEY_MULTIPLE
+    highest = position_M.max() if branches is None else max(position_M.max(), branches.write_M.max())
+    keys = -(-(int(highest) + 1) // KEY_MULTIPLE) * KEY_MULTIPLE
     sees = np.zeros((int(block[-1]) + 1, per_block), np.int64)
     sees[block, row] = position_M
     rows = np.repeat(sees, shape.group, axis=1)
     rows = np.pad(rows, ((0, 0), (0, max(0, QUERY_ROWS - rows.shape[1]))))
-    mask = torch.arange(keys, device=device) <= torch.from_numpy(rows).to(device)[:, None, :, None]
-    block_t, row_t, slot_b = (
-        torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in (block, row, slot_M[new_block])
-    )
-    return Layout(slot, position, False, block_t, row_t, slot_b, mask)
+    mask = torch.arange(keys, device=shape.device) <= on_device(rows)[:, None, :, None]
+    block_t, row_t, slot_b = map(on_device, (block, row, slot_M[new_block]))
+    order = None if branches is None else on_device(_key_order(branches, position_M, keys))
+    return Layout(slot, position, write, False, block_M=block_t, row_M=row_t, slot_B=slot_b, mask=mask, index_BK=order)
+
+
+def _key_order(branches: Branches, position_M: Int64[np.ndarray, "M"], keys: int) -> Int64[np.ndarray, "M keys"]:
+    """The cache's indices in the order in which each row sees them; what lies past its position is masked."""
+    order = np.tile(np.arange(keys), (len(position_M), 1))
+    for row, (fork, position) in enumerate(zip(branches.fork_M, position_M, strict=True)):
+        order[row, fork : position + 1] = branches.path_MD[row, : position + 1 - fork]
+    return order
 
 
 def write(
@@ -71,10 +95,10 @@ def write(
     value: Float[Tensor, "M kv_heads dim"],
     layout: Layout,
 ) -> None:
-    """Puts each token's key and value at (slot, position)."""
-    position = layout.position_M
-    keys[layout.slot_M, :, position // TILE, :, position % TILE] = key
-    values[layout.slot_M, :, position] = value
+    """Puts each token's key and value at (slot, write)."""
+    write = layout.write_M
+    keys[layout.slot_M, :, write // TILE, :, write % TILE] = key
+    values[layout.slot_M, :, write] = value
 
 
 def attend(
@@ -87,7 +111,9 @@ def attend(
     """Each token over keys 0..position of its slot."""
     count, heads, dim = q.shape
     if layout.native:
-        out = kernels.attention(q.float().contiguous(), keys, values, layout.slot_M, layout.position_M, scale, count)
+        out = kernels.attention(
+            q.float().contiguous(), keys, values, layout.slot_M, layout.position_M, scale, count, layout.fork_M, layout.path_MD
+        )  # fmt: skip
         return out.view(count, heads, dim)
     assert (
         layout.mask is not None
@@ -102,6 +128,9 @@ def attend(
     k = keys[layout.slot_B, :, :tiles].permute(0, 1, 2, 4, 3).reshape(blocks, kv_heads, tiles * TILE, dim)
     v = values[layout.slot_B, :, : tiles * TILE]
     k, v = (F.pad(x, (0, 0, 0, length - x.shape[2])) for x in (k, v))
+    if layout.index_BK is not None:
+        index = layout.index_BK[:, None, :, None].expand_as(k)
+        k, v = k.gather(2, index), v.gather(2, index)
     folded = q.new_zeros(blocks, kv_heads, rows // group + 1, group, dim)
     folded[layout.block_M, :, layout.row_M] = q.view(count, kv_heads, group, dim)
     folded = folded.view(blocks, kv_heads, -1, dim)[:, :, :rows]

@@ -2,16 +2,18 @@
 
 There is one layout for prefill, decoding and verification: M tokens end to end, each with its slot in the KV cache and its position.
 A token sees the keys 0..position of its slot, so several tokens of a slot in one pass (a draft, a piece of a prompt) see each other causally.
+Where a draft branches, several tokens share a position; `Branches` says whose keys each of them sees.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from respec.errors import ModelError
@@ -44,6 +46,27 @@ class DecodeShape:
         return self.heads // self.kv_heads
 
 
+@dataclass(frozen=True)
+class Branches:
+    """Where the keys of branching drafts lie. Row m writes its own at index `write_M[m]` of its slot, and finds key
+    fork_M[m] + d of its sequence at index `path_MD[m, d]`; keys before fork_M[m] lie at their own index.
+
+    So attention reads every row's keys in the order in which a sequence that never branched would hold them: to the bit.
+    """
+
+    write_M: Int64[np.ndarray, "M"]
+    fork_M: Int64[np.ndarray, "M"]
+    path_MD: Int64[np.ndarray, "M D"]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one forward pass gives: the final normed hidden states, and the residual stream before each tapped layer, side by side."""
+
+    hidden: Float[Tensor, "M hidden"]
+    taps: Float32[Tensor, "M taps*hidden"] | None
+
+
 class KVStore(Protocol):
     """The tensors of a KV cache; `rollout.kv_cache` owns them. Keys lie in tiles of sixteen: see kernels.c."""
 
@@ -63,8 +86,10 @@ class Decoder(Protocol):
         slot_M: Int64[np.ndarray, "M"],
         position_M: Int64[np.ndarray, "M"],
         cache: KVStore,
-    ) -> Float[Tensor, "M hidden"]:
-        """Writes the tokens' keys and values into the cache and returns the final normed hidden states."""
+        branches: Branches | None = None,
+        taps: Sequence[int] = (),
+    ) -> Pass:
+        """Writes the tokens' keys and values into the cache. `taps` are indices of layers, in ascending order."""
         ...
 
     def logits(self, hidden: Float[Tensor, "R hidden"]) -> Float[Tensor, "R V"]:

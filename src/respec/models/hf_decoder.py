@@ -7,6 +7,7 @@ linear layers prepacked.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from respec.models.attention import lay_out
-from respec.models.decoder import DecodeShape, KVStore
+from respec.models.decoder import Branches, DecodeShape, KVStore, Pass
 from respec.models.linear import PackedLinear
 
 
@@ -48,12 +49,17 @@ class HFDecoder:
         slot_M: Int64[np.ndarray, "M"],
         position_M: Int64[np.ndarray, "M"],
         cache: KVStore,
-    ) -> Float[Tensor, "M hidden"]:
+        branches: Branches | None = None,
+        taps: Sequence[int] = (),
+    ) -> Pass:
         tokens = torch.from_numpy(token_M).to(self.shape.device)[None]
-        layout = lay_out(slot_M, position_M, self.shape)
-        positions = layout.position_M[None]
-        done = self._body(input_ids=tokens, position_ids=positions, use_cache=False, kv=cache, layout=layout)
-        return done.last_hidden_state[0]
+        layout = lay_out(slot_M, position_M, self.shape, branches)
+        done = self._body(
+            input_ids=tokens, position_ids=layout.position_M[None], use_cache=False, kv=cache, layout=layout,
+            output_hidden_states=bool(taps),
+        )  # fmt: skip
+        tapped = torch.cat([done.hidden_states[layer][0].float() for layer in taps], dim=1) if taps else None
+        return Pass(done.last_hidden_state[0], tapped)
 
     @torch.inference_mode()
     def logits(self, hidden: Float[Tensor, "R hidden"]) -> Float[Tensor, "R V"]:

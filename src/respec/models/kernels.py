@@ -78,6 +78,7 @@ def rope_write(
     cos: Float[Tensor, "positions dim"],
     sin: Float[Tensor, "positions dim"],
     position: Int64[Tensor, "M"],
+    write: Int64[Tensor, "M"],
     slot: Int64[Tensor, "M"],
     q_weight: Float[Tensor, "dim"] | None,
     k_weight: Float[Tensor, "dim"] | None,
@@ -86,12 +87,12 @@ def rope_write(
     values: Float[Tensor, "slots kv_heads capacity dim"],
     heads: int,
 ) -> Float[Tensor, "M heads dim"]:
-    """Norms and rotates q and k, writes k and v at (slot, position), returns q in float32. qkv may have rows of padding after the M."""
+    """Norms and rotates q and k by position, writes k and v at (slot, write), returns q in float32. qkv may have rows of padding."""
     rows = position.shape[0]
     _, kv_heads, capacity, dim = values.shape
     q = torch.empty(rows, heads, dim)
     _library().rope_write(
-        _ptr(qkv), _ptr(cos), _ptr(sin), _ptr(position), _ptr(slot),
+        _ptr(qkv), _ptr(cos), _ptr(sin), _ptr(position), _ptr(write), _ptr(slot),
         _ptr(q_weight) if q_weight is not None else None, _ptr(k_weight) if k_weight is not None else None,
         eps, _ptr(q), _ptr(keys), _ptr(values), rows, heads, kv_heads, dim, capacity, _threads(), DTYPES[qkv.dtype],
     )  # fmt: skip
@@ -106,15 +107,21 @@ def attention(
     position: Int64[Tensor, "M"],
     scale: float,
     padded: int,
+    fork: Int64[Tensor, "M"] | None = None,
+    path: Int64[Tensor, "M D"] | None = None,
 ) -> Float[Tensor, "padded fused"]:
-    """Attention of each token over keys 0..position of its slot; q float32, the result in the cache's dtype, padded with zeros."""
+    """Attention of each token over keys 0..position of its slot; q float32, the result in the cache's dtype, padded with zeros.
+
+    In a branching draft key fork + d of row m lies at index path[m, d] of its slot.
+    """
     rows, heads, dim = q.shape
     _, kv_heads, capacity, _ = values.shape
     out = torch.empty(padded, heads * dim, dtype=values.dtype)
     out[rows:] = 0
     code = _library().attention(
-        _ptr(q), _ptr(keys), _ptr(values), _ptr(slot), _ptr(position), _ptr(out), rows, kv_heads, heads // kv_heads, dim,
-        capacity, scale, _threads(), DTYPES[values.dtype],
+        _ptr(q), _ptr(keys), _ptr(values), _ptr(slot), _ptr(position), _ptr(fork) if fork is not None else None,
+        _ptr(path) if path is not None else None, path.shape[1] if path is not None else 0, _ptr(out), rows, kv_heads,
+        heads // kv_heads, dim, capacity, scale, _threads(), DTYPES[values.dtype],
     )  # fmt: skip
     if code:
         raise MemoryError(f"the attention kernel could not get scratch memory for {capacity} keys")
@@ -172,8 +179,8 @@ def _library() -> ctypes.CDLL:
     i64, i32, f32, f64, ptr = ctypes.c_int64, ctypes.c_int, ctypes.c_float, ctypes.c_double, ctypes.c_void_p
     library.add_rmsnorm.argtypes = [ptr, ptr, ptr, f32, ptr, i64, i64, i32, i32]
     library.silu_mul.argtypes = [ptr, ptr, i64, i64, i32, i32]
-    library.rope_write.argtypes = [ptr] * 7 + [f32, ptr, ptr, ptr, i64, i32, i32, i32, i64, i32, i32]
-    library.attention.argtypes = [ptr] * 6 + [i64, i32, i32, i32, i64, f32, i32, i32]
+    library.rope_write.argtypes = [ptr] * 8 + [f32, ptr, ptr, ptr, i64, i32, i32, i32, i64, i32, i32]
+    library.attention.argtypes = [ptr] * 7 + [i64, ptr, i64, i32, i32, i32, i64, f32, i32, i32]
     library.draw.argtypes = [ptr, i64, i64, f32, i32, i64, f64, f64, i64, ptr, ptr, ptr, ptr, ptr, i32, i32]
     for name in ("add_rmsnorm", "silu_mul", "rope_write"):
         getattr(library, name).restype = None

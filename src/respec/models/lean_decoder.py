@@ -6,6 +6,7 @@ residual stream stays in float32, products in the snapshot's dtype. A test holds
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from respec.models import kernels
-from respec.models.decoder import DecodeShape, KVStore
+from respec.models.decoder import Branches, DecodeShape, KVStore, Pass
 from respec.models.linear import PackedLinear, padded_rows
 
 
@@ -62,22 +63,30 @@ class LeanDecoder:
         slot_M: Int64[np.ndarray, "M"],
         position_M: Int64[np.ndarray, "M"],
         cache: KVStore,
-    ) -> Float[Tensor, "M hidden"]:
+        branches: Branches | None = None,
+        taps: Sequence[int] = (),
+    ) -> Pass:
         highest = int(position_M.max())
         if highest >= len(self._cos):
             self._cos, self._sin = self._rotation(2 * (highest + 1))
         slot, position = torch.from_numpy(slot_M), torch.from_numpy(position_M)
-        dtype, x = self.shape.dtype, None
+        write, fork, path = position, None, None
+        if branches is not None:
+            write, fork, path = map(torch.from_numpy, (branches.write_M, branches.fork_M, branches.path_MD))
+        dtype, x, tapped = self.shape.dtype, None, list[Tensor]()
         count, padded = len(token_M), padded_rows(len(token_M))
         # rows of padding go through products and norms only: they have no place in the cache
         residual = self._embedding[torch.from_numpy(np.pad(token_M, (0, padded - count)))].float()
-        for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True):
+        for index, (layer, keys, values) in enumerate(zip(self._layers, cache.keys, cache.values, strict=True)):
             normed = kernels.add_rmsnorm(residual, x, layer.input_norm, self._eps, dtype)
+            if index in taps:
+                tapped.append(residual[:count].clone())
             q = kernels.rope_write(
                 layer.qkv(normed),
                 self._cos,
                 self._sin,
                 position,
+                write,
                 slot,
                 layer.q_norm,
                 layer.k_norm,
@@ -86,10 +95,11 @@ class LeanDecoder:
                 values,
                 self.shape.heads,
             )
-            x = layer.output(kernels.attention(q, keys, values, slot, position, self._scale, padded))
+            x = layer.output(kernels.attention(q, keys, values, slot, position, self._scale, padded, fork, path))
             normed = kernels.add_rmsnorm(residual, x, layer.post_norm, self._eps, dtype)
             x = layer.down(kernels.silu_mul(layer.gate_up(normed)))
-        return kernels.add_rmsnorm(residual, x, self._norm, self._eps, dtype)[:count]
+        hidden = kernels.add_rmsnorm(residual, x, self._norm, self._eps, dtype)[:count]
+        return Pass(hidden, torch.cat(tapped, dim=1) if taps else None)
 
     @torch.inference_mode()
     def logits(self, hidden: Float[Tensor, "R hidden"]) -> Float[Tensor, "R V"]:

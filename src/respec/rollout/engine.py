@@ -3,40 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from respec.errors import CacheError, StaleError, TaskError
 from respec.models.decoder import Decoder
-from respec.rollout.draft.protocol import Drafter
+from respec.rollout.draft.protocol import DraftContext, Drafter, FeatureDrafter, PolicyDrafter
 from respec.rollout.kv_cache import KVCache
-from respec.rollout.randomness import Lane, sequence_key, token_key
+from respec.rollout.planner import Planner, StaticPlanner
+from respec.rollout.randomness import sequence_key
 from respec.rollout.request import Request
-from respec.rollout.sampling import Draws, draw
+from respec.rollout.sampling import draw
 from respec.rollout.scheduler import Scheduler
 from respec.rollout.stopping import Stopping
-from respec.rollout.verify import accepted_prefix
-from respec.types import PLAIN, Ask, Plan, Proposer, Rollout, RolloutStats, RoundRecord, Sampling
+from respec.rollout.target import Target
+from respec.rollout.tree import NOTHING, DraftTree, flatten
+from respec.rollout.verify import Verdict, verify
+from respec.types import PLAIN, Ask, Load, Mode, Plan, Proposer, Rollout, RolloutStats, RoundRecord, Sampling, Version
 
 OnRound = Callable[[RoundRecord], None]
-
-
-@dataclass
-class _Clock:
-    """Seconds and counts of one rollout, by stage."""
-
-    prefill_s: float = 0.0
-    prompt_tokens: int = 0
-    records: list[RoundRecord] = field(default_factory=list)
 
 
 class Engine:
     """Decodes with a snapshot of the policy; `swap` is called by the weight door only.
 
-    `max_batch` sequences are decoded at once; prompts are prefilled in passes of at most `prefill_chunk` tokens.
+    `max_batch` sequences are decoded at once; prompts are prefilled in passes of at most `prefill_chunk` tokens. `max_nodes` bounds
+    the draft nodes of one sequence, whatever the plan.
     """
 
     def __init__(
@@ -47,7 +41,9 @@ class Engine:
         seed: int,
         max_batch: int,
         prefill_chunk: int = 256,
-        drafter: Drafter | None = None,
+        drafters: Sequence[Drafter] = (),
+        mode: Mode = "matching",
+        max_nodes: int = 64,
     ) -> None:
         self._decoder = decoder
         self._tokenizer = tokenizer
@@ -55,7 +51,10 @@ class Engine:
         self._seed = seed
         self._max_batch = max_batch
         self._chunk = prefill_chunk
-        self.drafter = drafter
+        self._mode: Mode = mode
+        self._max_nodes = max_nodes
+        self.drafters: Mapping[str, Drafter] = {drafter.name: drafter for drafter in drafters}
+        self._readers = [drafter for drafter in drafters if isinstance(drafter, FeatureDrafter)]
         self._cache: KVCache | None = None
 
     @property
@@ -63,40 +62,53 @@ class Engine:
         """The policy version that decodes."""
         return self._decoder.version
 
-    def swap(self, decoder: Decoder) -> None:
+    def swap(self, decoder: Decoder, draft_decoders: Mapping[str, Decoder] | None = None) -> None:
         """Takes a newer snapshot, between two decode rounds. Nothing computed by the old one is read again: see `_refresh`.
 
-        Raises StaleError for a snapshot that is not newer.
+        `draft_decoders` are snapshots for the drafters that decode with the policy's own weights, by name. Raises StaleError for a
+        snapshot that is not newer, or where one of those drafters would be left with the older weights.
         """
         if decoder.version <= self._decoder.version:
             raise StaleError(
                 f"the engine decodes with policy version {self._decoder.version}; version {decoder.version} is not newer"
             )
+        given = draft_decoders or {}
+        renewed = {name: drafter for name, drafter in self.drafters.items() if isinstance(drafter, PolicyDrafter)}
+        for name in renewed:
+            if name not in given or given[name].version != decoder.version:
+                raise StaleError(
+                    f"drafter '{name}' decodes with the policy's weights and was given none of version {decoder.version}"
+                )
+        for name, drafter in renewed.items():
+            drafter.renew(given[name])
         self._decoder = decoder
 
     def rollout(
-        self, asks: Sequence[Ask], sampling: Sampling, plan: Plan = PLAIN, on_round: OnRound | None = None
+        self, asks: Sequence[Ask], sampling: Sampling, plan: Plan | Planner = PLAIN, on_round: OnRound | None = None
     ) -> tuple[tuple[Rollout, ...], RolloutStats]:
-        """Draws `group` completions of each ask. `on_round` is called after every decode round, for progress.
+        """Draws `group` completions of each ask, every round under `plan` or what a planner says before it.
 
-        Raises TaskError for an empty prompt, NonFiniteError for diverged weights, CacheError when the cache cannot be had.
+        `on_round` is called after every decode round, for progress. Raises TaskError for an empty prompt, NonFiniteError for diverged
+        weights, CacheError when the cache cannot be had or a plan has more nodes than `max_nodes`.
         """
         began = time.perf_counter()
+        planner = StaticPlanner(plan) if isinstance(plan, Plan) else plan
         requests = self._requests(asks)
-        drafter = self.drafter if plan.n else None
-        clock, done = _Clock(), list[Request]()
+        done, records = list[Request](), list[RoundRecord]()
+        target = None
         if requests:
-            cache = self._cache_for(requests, sampling)
-            scheduler = Scheduler(requests, cache, self._max_batch)
+            target = Target(self._decoder, self._cache_for(requests, sampling), self._chunk, self._readers)
+            scheduler = Scheduler(requests, target.cache, self._max_batch)
             stopping = Stopping(self._tokenizer, self._eos, sampling)
             try:
                 while scheduler.waiting or scheduler.active:
-                    self._refresh(scheduler.active, cache, clock)
-                    self._admit(scheduler, cache, clock)
-                    record = self._round(scheduler, cache, sampling, plan, drafter, stopping, len(clock.records))
-                    clock.records.append(record)
+                    self._refresh(scheduler.active, target)
+                    self._admit(scheduler, target)
+                    record = self._round(scheduler, target, sampling, planner, stopping, len(records))
+                    records.append(record)
+                    planner.observe(record)
                     for request in scheduler.retire():
-                        if drafter is not None:
+                        for drafter in self.drafters.values():
                             drafter.finish(request)
                         request.text = stopping.text(request)
                         done.append(request)
@@ -105,11 +117,11 @@ class Engine:
             finally:
                 # an interrupted rollout leaves neither slots taken nor half-made drafts
                 for request in scheduler.active:
-                    cache.release(request.slot)
-                if drafter is not None:
+                    target.cache.release(request.slot)
+                for drafter in self.drafters.values():
                     drafter.drop()
         done.sort(key=lambda request: request.order)
-        return tuple(request.rollout() for request in done), _stats(done, clock, time.perf_counter() - began)
+        return tuple(request.rollout() for request in done), _stats(done, target, records, time.perf_counter() - began)
 
     def _requests(self, asks: Sequence[Ask]) -> list[Request]:
         for ask in asks:
@@ -128,6 +140,8 @@ class Engine:
         """The cache of the last rollout if it is large enough, else a new one."""
         slots = min(self._max_batch, len(requests))
         capacity = max(request.length for request in requests) + sampling.max_new_tokens
+        # a branching draft lies behind the sequence node by node, however shallow it is
+        capacity += self._max_nodes if self.drafters else 0
         if self._cache is None or self._cache.slots < slots or self._cache.capacity < capacity:
             self._cache = None  # the old one's memory goes before the new one's comes
             try:
@@ -139,14 +153,17 @@ class Engine:
                 ) from error
         return self._cache
 
-    def _refresh(self, active: Sequence[Request], cache: KVCache, clock: _Clock) -> None:
-        """Rebuilds, by the prefill path, the keys of sequences that an older policy version made."""
-        stale = [request for request in active if cache.version[request.slot] != self._decoder.version]
+    def _refresh(self, active: Sequence[Request], target: Target) -> None:
+        """After a swap: rebuilds, by the prefill path, the keys that an older policy version made, and the hidden states with them."""
+        target.decoder = self._decoder
+        stale = [request for request in active if target.cache.version[request.slot] != self._decoder.version]
         for request in stale:
-            cache.reset(request.slot, self._decoder.version)
-        self._prefill(stale, cache, clock)
+            target.cache.reset(request.slot, self._decoder.version)
+        for reader in self._readers if stale else ():
+            reader.drop()
+        target.prefill(stale)
 
-    def _admit(self, scheduler: Scheduler, cache: KVCache, clock: _Clock) -> None:
+    def _admit(self, scheduler: Scheduler, target: Target) -> None:
         """Lets waiting requests in. The samples of a prompt share one prefill: the others copy the keys of one that has them."""
         fresh: list[Request] = []
         source = {(r.ask.prompt.row, r.ask.draw): r for r in scheduler.active}
@@ -159,117 +176,113 @@ class Engine:
             else:
                 source[key] = request
                 fresh.append(request)
-        self._prefill(fresh, cache, clock)
-        for origin, request in copies:
-            cache.fork(origin.slot, request.slot, len(request.ask.prompt.token_ids) - 1)
-
-    def _prefill(self, requests: Sequence[Request], cache: KVCache, clock: _Clock) -> None:
-        """Writes the keys of all but the pending token."""
-        began = time.perf_counter()
-        tokens, slots, positions = [], [], []
-        for request in requests:
-            known = [*request.ask.prompt.token_ids, *request.tokens][:-1]
-            tokens += known
-            slots += [request.slot] * len(known)
-            positions += range(len(known))
-            cache.length[request.slot] = len(known)
-        flat = [np.array(values, np.int64) for values in (tokens, slots, positions)]
-        for start in range(0, len(tokens), self._chunk):
-            token_M, slot_M, position_M = (values[start : start + self._chunk] for values in flat)
-            self._decoder.hidden(token_M, slot_M, position_M, cache)
-        clock.prefill_s += time.perf_counter() - began
-        clock.prompt_tokens += len(tokens)
+        target.prefill(fresh, copies)
 
     def _round(
         self,
         scheduler: Scheduler,
-        cache: KVCache,
+        target: Target,
         sampling: Sampling,
-        plan: Plan,
-        drafter: Drafter | None,
+        planner: Planner,
         stopping: Stopping,
         index: int,
     ) -> RoundRecord:
-        """One decode round: draft, one forward pass over every pending token and its draft, draw, verify."""
+        """One decode round: plan, draft, one forward pass over every pending token and its draft, verify."""
         began = time.perf_counter()
         active = scheduler.active
-        drafts = self._draft(active, sampling, plan, drafter)
+        plan = planner.plan(self._load(scheduler, sampling))
+        planned_at = time.perf_counter()
+        trees = self._draft(active, target, sampling, plan)
         drafted_at = time.perf_counter()
-        draws = self._verify_pass(active, drafts, cache, sampling)
+        flat = flatten(active, trees)
+        logits, taps = target.verify(flat)
+        verdicts = verify(trees, flat, logits, lambda rows, keys: draw(rows, keys, sampling), self._mode, sampling)
         verified_at = time.perf_counter()
-        proposer = drafter.proposer if drafter is not None else Proposer.TARGET
-        accepted = emitted = start = 0
-        for request, draft in zip(active, drafts, strict=True):
-            stop = start + len(draft) + 1
-            stands = accepted_prefix(draft, draws.token[start:stop])
-            count = self._emit(request, draws, start, stands, proposer, stopping, index)
-            # what lies past this length was drafted in vain, and is never read
-            cache.length[request.slot] += count
-            accepted += min(stands, count)
-            emitted += count
-            start = stop
+        context = float(np.mean([request.length for request in active]))
+        counts = [
+            self._emit(request, tree, verdict, stopping, index)
+            for request, tree, verdict in zip(active, trees, verdicts, strict=True)
+        ]
+        self._keep(active, verdicts, counts, target.cache)
+        if taps is not None:
+            for request, verdict, count, start in zip(active, verdicts, counts, flat.start_B, strict=True):
+                rows = [int(start), *(int(start) + 1 + node for node in verdict.path)]
+                target.show(request, taps[rows[:count]])
+        deepest = [max(tree.depth_n, default=0) for tree in trees]
+        stands = [len(verdict.path) for verdict in verdicts]
         return RoundRecord(
-            active=len(active), waiting=len(scheduler.waiting), plan=plan, drafted=sum(map(len, drafts)), accepted=accepted,
-            emitted=emitted, draft_s=drafted_at - began, verify_s=verified_at - drafted_at,
-            overhead_s=time.perf_counter() - verified_at,
+            active=len(active), waiting=len(scheduler.waiting), plan=plan, drafted=sum(len(tree.token_n) for tree in trees),
+            accepted=sum(min(len(verdict.path), count) for verdict, count in zip(verdicts, counts, strict=True)),
+            emitted=sum(counts), draft_s=drafted_at - planned_at, verify_s=verified_at - drafted_at,
+            overhead_s=time.perf_counter() - verified_at + planned_at - began, context=context,
+            drafted_D=_reaching(deepest), accepted_D=_reaching(stands),
+            tested_D=_reaching([min(depth, accepted + 1) for depth, accepted in zip(deepest, stands, strict=True)]),
         )  # fmt: skip
 
-    def _draft(
-        self, active: Sequence[Request], sampling: Sampling, plan: Plan, drafter: Drafter | None
-    ) -> Sequence[Sequence[int]]:
-        if drafter is None:
-            return [()] * len(active)
+    def _load(self, scheduler: Scheduler, sampling: Sampling) -> Load:
+        active = scheduler.active
+        return Load(
+            active=len(active), waiting=len(scheduler.waiting), context=float(np.mean([request.length for request in active])),
+            remaining_B=tuple(request.remaining(sampling) for request in active), version=Version(self._decoder.version),
+        )  # fmt: skip
+
+    def _draft(self, active: Sequence[Request], target: Target, sampling: Sampling, plan: Plan) -> Sequence[DraftTree]:
+        if not plan.n:
+            return [NOTHING] * len(active)
+        if plan.n > self._max_nodes:
+            raise CacheError(f"the plan has {plan.n} nodes, the engine was made for {self._max_nodes}")
+        drafter = self.drafters[plan.drafter]
+        if isinstance(drafter, FeatureDrafter):
+            target.read_again(active)
         # the bonus token takes the last place
         limits = [request.remaining(sampling) - 1 for request in active]
-        return drafter.propose(active, plan, limits)
+        return drafter.propose(active, plan, limits, DraftContext(sampling, self._mode, target.cache))
 
-    def _verify_pass(
-        self, active: Sequence[Request], drafts: Sequence[Sequence[int]], cache: KVCache, sampling: Sampling
-    ) -> Draws:
-        """The target's own draw after the pending token and after each drafted one, flat, request by request."""
-        rows = np.array([len(draft) + 1 for draft in drafts])
-        tokens = np.array(
-            [token for r, draft in zip(active, drafts, strict=True) for token in (r.pending, *draft)], np.int64
-        )
-        depth = np.arange(len(tokens)) - np.repeat(np.cumsum(rows) - rows, rows)
-        slots = np.repeat(np.array([request.slot for request in active], np.int64), rows)
-        positions = np.repeat(np.array([request.length - 1 for request in active], np.int64), rows) + depth
-        index = np.repeat(np.array([len(request.tokens) for request in active], np.int64), rows) + depth
-        keys = token_key(np.repeat(np.concatenate([request.key for request in active]), rows), index, Lane.TARGET)
-        hidden = self._decoder.hidden(tokens, slots, positions, cache)
-        return draw(self._decoder.logits(hidden), keys, sampling)
-
-    def _emit(
-        self,
-        request: Request,
-        draws: Draws,
-        start: int,
-        stands: int,
-        proposer: Proposer,
-        stopping: Stopping,
-        index: int,
-    ) -> int:
+    def _emit(self, request: Request, tree: DraftTree, verdict: Verdict, stopping: Stopping, index: int) -> int:
         """Appends the accepted tokens and the target's own, up to where the completion ends; says how many."""
-        for depth in range(stands + 1):
-            at = start + depth
+        draws = verdict.draws
+        for depth in range(len(verdict.path) + 1):
+            proposer = tree.proposer if depth < len(verdict.path) else Proposer.TARGET
             request.append(
-                int(draws.token[at]), float(draws.logprob[at]), float(draws.kept_logmass[at]), float(draws.entropy[at]),
-                self._decoder.version, proposer if depth < stands else Proposer.TARGET, index,
+                int(draws.token[depth]), float(draws.logprob[depth]), float(draws.kept_logmass[depth]),
+                float(draws.entropy[depth]), self._decoder.version, proposer, index,
             )  # fmt: skip
             if stopping.check(request):
                 return depth + 1
-        return stands + 1
+        return len(verdict.path) + 1
+
+    def _keep(
+        self, active: Sequence[Request], verdicts: Sequence[Verdict], counts: Sequence[int], cache: KVCache
+    ) -> None:
+        """Keeps the keys of pending tokens and accepted paths; what lies past the new length was drafted in vain, and is never read."""
+        slots, sources, targets = list[int](), list[int](), list[int]()
+        for request, verdict, count in zip(active, verdicts, counts, strict=True):
+            first = int(cache.length[request.slot]) + 1
+            for depth, node in enumerate(verdict.path[: count - 1]):
+                if node != depth:
+                    slots.append(request.slot)
+                    sources.append(first + node)
+                    targets.append(first + depth)
+            cache.length[request.slot] += count
+        cache.move(*(np.array(part, np.int64) for part in (slots, sources, targets)))
 
 
-def _stats(done: Iterable[Request], clock: _Clock, wall_s: float) -> RolloutStats:
-    records = clock.records
+def _reaching(depth_B: Sequence[int]) -> tuple[int, ...]:
+    """How many of the depths are at least 1, 2, ..."""
+    depths = np.array(depth_B)
+    return tuple(int((depths >= d).sum()) for d in range(1, int(depths.max(initial=0)) + 1))
+
+
+def _stats(
+    done: Iterable[Request], target: Target | None, records: Sequence[RoundRecord], wall_s: float
+) -> RolloutStats:
     return RolloutStats(
         wall_s=wall_s,
-        prefill_s=clock.prefill_s,
+        prefill_s=target.prefill_s if target else 0.0,
         draft_s=sum(record.draft_s for record in records),
         verify_s=sum(record.verify_s for record in records),
         overhead_s=sum(record.overhead_s for record in records),
-        prompt_tokens=clock.prompt_tokens,
+        prompt_tokens=target.prompt_tokens if target else 0,
         tokens=sum(len(request.tokens) for request in done),
         drafted=sum(record.drafted for record in records),
         accepted=sum(record.accepted for record in records),

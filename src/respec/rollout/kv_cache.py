@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from respec.errors import CacheError, StaleError
@@ -73,6 +73,19 @@ class KVCache:
             keys[target, :, :tiles] = keys[source, :, :tiles]
             values[target, :, :length] = values[source, :, :length]
         self.length[target] = length
+
+    def move(
+        self, slot_N: Int64[np.ndarray, "N"], source_N: Int64[np.ndarray, "N"], target_N: Int64[np.ndarray, "N"]
+    ) -> None:
+        """Moves single tokens within their slots, as if at once: the accepted path of a branching draft closes ranks."""
+        if not len(slot_N):
+            return
+        slot, source, target = (
+            torch.from_numpy(array).to(self.keys[0].device) for array in (slot_N, source_N, target_N)
+        )
+        for keys, values in zip(self.keys, self.values, strict=True):
+            keys[slot, :, target // TILE, :, target % TILE] = keys[slot, :, source // TILE, :, source % TILE]
+            values[slot, :, target] = values[slot, :, source]
 
     def entries(
         self, slot: int, length: int

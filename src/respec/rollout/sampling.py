@@ -10,10 +10,11 @@ That is exact because independent exponential arrivals superpose. Ties go to the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Float32, Float64, Int32, UInt64
+from jaxtyping import Float, Float32, Float64, Int32, Int64, UInt64
 from torch import Tensor
 
 from respec.errors import NonFiniteError
@@ -34,6 +35,17 @@ class Draws:
     kept_logmass: Float32[np.ndarray, "R"]
     entropy: Float32[np.ndarray, "R"]
 
+    def take(self, rows: Sequence[int]) -> Draws:
+        """Some of the rows, in the order given."""
+        at = np.array(rows)
+        return Draws(self.token[at], self.logprob[at], self.kept_logmass[at], self.entropy[at])
+
+    @classmethod
+    def join(cls, parts: Sequence[Draws]) -> Draws:
+        """The rows of several, one after the other."""
+        fields = ("token", "logprob", "kept_logmass", "entropy")
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in fields))
+
 
 def racers(vocabulary: int) -> int:
     """How many tokens race one by one: all of a small vocabulary, the `RACE` most probable of a large one."""
@@ -48,13 +60,18 @@ def draw(logits: Float[Tensor, "R V"], key: UInt64[np.ndarray, "R"], sampling: S
         ))  # fmt: skip
     else:
         draws = draw_reference(logits.double().cpu().numpy(), key, sampling)
-    if not np.isfinite(draws.logprob).all():
-        row = int(np.flatnonzero(~np.isfinite(draws.logprob))[0])
+    refuse_non_finite(draws.logprob)
+    return draws
+
+
+def refuse_non_finite(values: Float[np.ndarray, "R"]) -> None:
+    """Raises NonFiniteError for log-probabilities or entropies, one a row, that come of diverged weights."""
+    if not np.isfinite(values).all():
+        row = int(np.flatnonzero(~np.isfinite(values))[0])
         raise NonFiniteError(
-            f"the policy's logits are not finite (row {row} of {len(draws.logprob)}); the weights may have diverged: "
+            f"the policy's logits are not finite (row {row} of {len(values)}); the weights may have diverged: "
             "lower policy.lr, or go back to an earlier checkpoint"
         )
-    return draws
 
 
 def draw_reference(logits: Float64[np.ndarray, "R V"], key: UInt64[np.ndarray, "R"], sampling: Sampling) -> Draws:
@@ -64,10 +81,18 @@ def draw_reference(logits: Float64[np.ndarray, "R V"], key: UInt64[np.ndarray, "
     return Draws(np.array(token, np.int32), *(np.array(values, np.float32) for values in (logprob, kept, entropy)))
 
 
-def processed(
-    logits: Float64[np.ndarray, "V"], sampling: Sampling
-) -> tuple[Float64[np.ndarray, "V"], Float64[np.ndarray, "V"]]:
-    """Log-probabilities at the sampling temperature, and the normalised distribution after top-k, top-p and min-p.
+@dataclass(frozen=True)
+class Processed:
+    """One row's laws: `logp` at the sampling temperature, `p` normalised after top-k, top-p and min-p; the rest as in `types.Rollout`."""
+
+    logp: Float64[np.ndarray, "V"]
+    p: Float64[np.ndarray, "V"]
+    kept_logmass: float
+    entropy: float
+
+
+def process(logits: Float64[np.ndarray, "V"], sampling: Sampling) -> Processed:
+    """The distributions that a row of logits stands for.
 
     A token stays under top-p while the mass before it has not reached top_p of what top-k left; under min-p while its probability is at
     least min_p of the largest. At temperature 0 the distribution is a point mass on the (lowest) argmax, the log-probabilities
@@ -76,35 +101,53 @@ def processed(
     x = logits / sampling.temperature if sampling.temperature > 0 else logits
     shifted = x - x.max()
     logp = shifted - np.log(np.exp(shifted).sum())
-    p = np.exp(logp)
+    full = np.exp(logp)
+    entropy = float(-(full * np.where(full > 0, logp, 0.0)).sum())
     if sampling.temperature == 0:
-        return logp, np.eye(len(x))[int(x.argmax())]
+        point = np.zeros_like(x)
+        point[int(x.argmax())] = 1.0
+        return Processed(logp, point, 0.0, entropy)
+    if not truncates(sampling):
+        return Processed(logp, full / full.sum(), 0.0, entropy)
     order = np.lexsort((np.arange(len(x)), -x))
     if sampling.top_k:
         order = order[: sampling.top_k]
-    within = p[order].sum() if sampling.top_k else 1.0
-    before = np.cumsum(p[order]) - p[order]
-    stays = (before < sampling.top_p * within) & (p[order] >= sampling.min_p * p[order[0]]) & (p[order] > 0)
+    within = full[order].sum() if sampling.top_k else 1.0
+    before = np.cumsum(full[order]) - full[order]
+    stays = (before < sampling.top_p * within) & (full[order] >= sampling.min_p * full[order[0]]) & (full[order] > 0)
     stays[0] = True
-    kept = np.zeros_like(p)
-    kept[order[stays]] = p[order[stays]]
-    return logp, kept / kept.sum()
+    kept = np.zeros_like(full)
+    kept[order[stays]] = full[order[stays]]
+    mass = kept.sum()
+    return Processed(logp, kept / mass, float(np.log(min(1.0, mass))), entropy)
+
+
+def truncates(sampling: Sampling) -> bool:
+    """Whether anything but the temperature shapes the distribution."""
+    return sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+
+
+def race(p: Float64[np.ndarray, "V"], key: UInt64[np.ndarray, "1"], first: int) -> Int64[np.ndarray, "k"]:
+    """The `first` earliest of the whole vocabulary's arrivals E_v / p_v: the first is a draw from p, all are one without replacement.
+
+    Tokens without mass never arrive, so there may be fewer.
+    """
+    racing = np.flatnonzero(p > 0)
+    arrival = -np.log(uniform(key, racing.astype(np.uint64))) / p[racing]
+    return racing[np.argsort(arrival, kind="stable")[:first]]
 
 
 def _draw_row(
     logits: Float64[np.ndarray, "V"], key: UInt64[np.ndarray, "1"], sampling: Sampling
 ) -> tuple[int, float, float, float]:
-    vocabulary = len(logits)
-    logp, p = processed(logits, sampling)
-    full = np.exp(logp)
-    entropy = float(-(full * np.where(full > 0, logp, 0.0)).sum())
+    vocabulary, law = len(logits), process(logits, sampling)
+    logp, p = law.logp, law.p
     if sampling.temperature == 0:
         winner = int(p.argmax())
-        return winner, float(logp[winner]), 0.0, entropy
-    kept_logmass = float(np.log(min(1.0, full[p > 0].sum())))
-    truncated = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+        return winner, float(logp[winner]), 0.0, law.entropy
     racing = np.flatnonzero(p > 0)
-    if not truncated and racers(vocabulary) < vocabulary:
+    whole = truncates(sampling) or racers(vocabulary) == vocabulary
+    if not whole:
         racing = np.sort(np.lexsort((np.arange(vocabulary), -logits))[: racers(vocabulary)])
         racing = racing[p[racing] > 0]
     arrival = -np.log(uniform(key, racing.astype(np.uint64))) / p[racing]
@@ -113,8 +156,8 @@ def _draw_row(
     rest[racing] = False
     tail = np.where(rest, p, 0.0)
     first, second = uniform(key, np.array([vocabulary, vocabulary + 1], np.uint64))
-    if not truncated and tail.sum() > 0 and -np.log(first) / tail.sum() < arrival.min():
+    if not whole and tail.sum() > 0 and -np.log(first) / tail.sum() < arrival.min():
         reached = np.cumsum(tail)
         target = second * reached[-1]
         winner = int(np.flatnonzero((reached >= target) & (tail > 0))[0])
-    return winner, float(logp[winner]), kept_logmass if truncated else 0.0, entropy
+    return winner, float(logp[winner]), law.kept_logmass, law.entropy

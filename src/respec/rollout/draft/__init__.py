@@ -8,10 +8,10 @@ from respec.rollout.draft.protocol import Drafter
 from respec.rollout.draft.suffix import SuffixDrafter
 
 
-def make_drafter(config: SpeculationConfig) -> Drafter | None:
-    """The configured drafter; None for plain decoding."""
+def make_drafters(config: SpeculationConfig) -> tuple[Drafter, ...]:
+    """The configured drafters; none for plain decoding."""
     if config.drafter == "ngram":
-        return NgramDrafter(config.min_match)
+        return (NgramDrafter(config.min_match),)
     if config.drafter == "suffix":
-        return SuffixDrafter(config.min_match, config.min_confidence, config.history_tokens)
-    return None
+        return (SuffixDrafter(config.min_match, config.min_confidence, config.history_tokens),)
+    return ()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-from jaxtyping import Int32
-
+from respec.rollout.draft.protocol import DraftContext
 from respec.rollout.request import Request
-from respec.types import Plan, Proposer
+from respec.rollout.tree import DraftTree
+from respec.types import Plan, Proposer, Rollout
 
 LONGEST = 4
 
@@ -32,19 +31,24 @@ class _Table:
 class NgramDrafter:
     """Looks in the sequence's own prompt and completion, longest context first, no shorter than `min_match`."""
 
-    proposer = Proposer.NGRAM
+    name = "ngram"
 
     def __init__(self, min_match: int) -> None:
         self._min_match = min_match
         self._tables: dict[int, _Table] = {}
 
-    def propose(self, requests: Sequence[Request], plan: Plan, limits: Sequence[int]) -> list[list[int]]:
-        return [self._propose(request, min(plan.s, limit)) for request, limit in zip(requests, limits, strict=True)]
+    def propose(
+        self, requests: Sequence[Request], plan: Plan, limits: Sequence[int], context: DraftContext
+    ) -> list[DraftTree]:
+        return [
+            DraftTree.chain(self._propose(request, min(plan.s, plan.n, limit)), Proposer.NGRAM)
+            for request, limit in zip(requests, limits, strict=True)
+        ]
 
     def finish(self, request: Request) -> None:
         self._tables.pop(id(request), None)
 
-    def learn(self, row: int, completions: Iterable[Int32[np.ndarray, "T"]]) -> None:
+    def learn(self, rollouts: Sequence[Rollout]) -> None:
         """Nothing: it looks no further than the sequence itself."""
 
     def drop(self) -> None:

@@ -6,15 +6,18 @@ the state of its whole prefix; the longest suffix that anything has followed giv
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Int32
 
+from respec.rollout.draft.protocol import DraftContext
 from respec.rollout.request import Request
-from respec.types import Plan, Proposer
+from respec.rollout.tree import DraftTree
+from respec.types import Plan, Proposer, Rollout
 
 ROOT = 0
 
@@ -65,6 +68,46 @@ class SuffixAutomaton:
             draft.append(token)
             state = self.next[state][token]
         return draft
+
+    def branch(
+        self, last: int, depth: int, width: int, nodes: int, min_match: int, min_confidence: float
+    ) -> tuple[list[int], list[int]]:
+        """Tokens and parents of the most probable continuations of string(last): at most `nodes`, `width` to a parent, best first.
+
+        A node's estimate is the product of those of `follow` along its path, and stays at or above `min_confidence / width`.
+        """
+        tokens, parents, depths, states = list[int](), list[int](), list[int](), list[int]()
+        heap: list[tuple[float, int, int, int]] = []
+        arrivals = 0
+
+        def offer(state: int, parent: int, confidence: float) -> None:
+            nonlocal arrivals
+            while state != ROOT and not self.next[state]:
+                state = self.link[state]
+            if self.length[state] < min_match:
+                return
+            edges = self.next[state]
+            total = sum(self.count[target] for target in edges.values()) + 1
+            best = sorted(edges.items(), key=lambda edge: -self.count[edge[1]])[:width]
+            for token, target in best:
+                estimate = confidence * self.count[target] / total
+                if estimate * width >= min_confidence:
+                    heapq.heappush(heap, (-estimate, arrivals, parent, token))
+                    targets[arrivals] = target
+                    arrivals += 1
+
+        targets: dict[int, int] = {}
+        offer(last, -1, 1.0)
+        while heap and len(tokens) < nodes:
+            estimate, arrival, parent, token = heapq.heappop(heap)
+            node = len(tokens)
+            tokens.append(token)
+            parents.append(parent)
+            depths.append(1 if parent == -1 else depths[parent] + 1)
+            states.append(targets[arrival])
+            if depths[node] < depth:
+                offer(states[node], node, -estimate)
+        return tokens, parents
 
     def _state(self, last: int, token: int) -> int:
         known = self.next[last].get(token)
@@ -123,36 +166,51 @@ class SuffixDrafter:
     Histories are tokens, not anything computed from weights: a swap leaves them valid.
     """
 
-    proposer = Proposer.SUFFIX
+    name = "suffix"
 
     def __init__(self, min_match: int, min_confidence: float, history_tokens: int) -> None:
         self._min_match, self._min_confidence, self._budget = min_match, min_confidence, history_tokens
         self._history: OrderedDict[int, list[Int32[np.ndarray, "T"]]] = OrderedDict()
         self._held = 0
         self._groups: dict[int, _Group] = {}
+        self._finished: dict[int, list[list[int]]] = {}
 
-    def propose(self, requests: Sequence[Request], plan: Plan, limits: Sequence[int]) -> list[list[int]]:
+    def propose(
+        self, requests: Sequence[Request], plan: Plan, limits: Sequence[int], context: DraftContext
+    ) -> list[DraftTree]:
         # everybody's new tokens first, so that each draft sees all siblings as they stand
         places = [self._catch_up(request) for request in requests]
         return [
-            group.automaton.follow(place.state, min(plan.s, limit), self._min_match, self._min_confidence)
+            self._tree(group.automaton, place.state, plan, min(plan.s, limit))
             for (group, place), limit in zip(places, limits, strict=True)
         ]
 
+    def _tree(self, automaton: SuffixAutomaton, state: int, plan: Plan, depth: int) -> DraftTree:
+        if plan.t == 1:
+            tokens = automaton.follow(state, min(depth, plan.n), self._min_match, self._min_confidence)
+            return DraftTree.chain(tokens, Proposer.SUFFIX)
+        tokens, parents = automaton.branch(state, depth, plan.t, plan.n, self._min_match, self._min_confidence)
+        return DraftTree(tuple(tokens), tuple(parents), Proposer.SUFFIX)
+
     def finish(self, request: Request) -> None:
-        group, _ = self._catch_up(request)
-        del group.places[id(request)]
+        row = request.ask.prompt.row
+        if row in self._groups:
+            group, _ = self._catch_up(request)
+            group.places.pop(id(request))
+        else:
+            # nobody has drafted from this group: its automaton is built when somebody does
+            self._finished.setdefault(row, []).append(request.tokens)
 
     def drop(self) -> None:
         self._groups.clear()
+        self._finished.clear()
 
-    def learn(self, row: int, completions: Iterable[Int32[np.ndarray, "T"]]) -> None:
-        """Remembers a row's finished completions; past the token budget the rows longest out of play are forgotten."""
-        held = self._history.setdefault(row, [])
-        self._history.move_to_end(row)
-        for tokens in completions:
-            held.append(tokens)
-            self._held += len(tokens)
+    def learn(self, rollouts: Sequence[Rollout]) -> None:
+        """Remembers finished completions by row; past the token budget the rows longest out of play are forgotten."""
+        for rollout in rollouts:
+            self._history.setdefault(rollout.prompt.row, []).append(rollout.token_T)
+            self._history.move_to_end(rollout.prompt.row)
+            self._held += len(rollout.token_T)
         while self._held > self._budget and self._history:
             _, oldest = self._history.popitem(last=False)
             self._held -= sum(len(tokens) for tokens in oldest)
@@ -175,8 +233,9 @@ class SuffixDrafter:
         start = ROOT
         for token in prompt:
             start = automaton.extend(start, token)
-        for tokens in self._history.get(row, ()):
+        histories = (tokens.tolist() for tokens in self._history.get(row, ()))
+        for tokens in (*histories, *self._finished.pop(row, ())):
             state = start
-            for token in tokens.tolist():
+            for token in tokens:
                 state = automaton.extend(state, token)
         return _Group(automaton, start)
