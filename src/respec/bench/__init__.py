@@ -1,0 +1,1 @@
+"""Measurements side by side: interleaved repeats, medians, ratios first."""

