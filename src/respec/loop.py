@@ -84,10 +84,11 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
             step, earlier_s = _resume(run, checkpoint, policy, learner, view)
             if checkpoint is None:
                 _warm_up(config, policy, task, view)
+                _save(run, policy, learner, 0, view)
             stages = build(config, policy, task, reward, view, version=step)
             remember(stages, run)
-            if checkpoint is None:
-                _record_start(stages, run, learner)
+            if run.last_step is None:
+                _record_start(stages, run)
             tokens = _tokens_so_far(run)
             saved_at, finished = time.monotonic(), step >= config.run.steps
             while not finished and not stop():
@@ -250,14 +251,13 @@ def _warm_up(config: Config, policy: Policy, task: Task, view: View) -> None:
         view.say(f"the warmed-up policy is in '{config.warmup.save_to}'")
 
 
-def _record_start(stages: Stages, run: RunDir, learner: PolicyLearner) -> None:
-    """Step 0: the policy before RL, evaluated and saved."""
+def _record_start(stages: Stages, run: RunDir) -> None:
+    """Step 0: the policy before RL, evaluated."""
     began = time.perf_counter()
     metrics = _evaluation(stages, 0, final=True)
     metrics |= {"time/step_s": time.perf_counter() - began, "tokens/total": 0.0}
     run.write_step(0, checked(metrics))
     stages.view.step(0, metrics)
-    _save(run, stages.policy, learner, 0, stages.view)
 
 
 def _save(run: RunDir, policy: Policy, learner: PolicyLearner, step: int, view: View) -> None:

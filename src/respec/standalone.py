@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from respec.config import Config, ModelConfig, SpeculationConfig
+from respec.config import Config, ModelConfig, SpeculationConfig, TaskConfig
 from respec.errors import ConfigError
 from respec.models.load import load_policy
 from respec.policy.warmup import warm_up
@@ -17,9 +17,10 @@ from respec.report.provenance import usable_cores
 from respec.rollout.draft import make_drafters
 from respec.rollout.engine import Engine
 from respec.stages import build, evaluate
+from respec.tasks.render import Renderer, Row
 from respec.tasks.reward import RewardWorker
 from respec.tasks.task import load_task
-from respec.types import Ask, EvalResult, Prompt, Rollout, RolloutStats, Sampling, Stream
+from respec.types import Ask, EvalResult, Rollout, RolloutStats, Sampling, Stream
 from respec.weights.checkpoint import latest_checkpoint
 from respec.weights.publish import publish
 
@@ -74,18 +75,20 @@ def generate_alone(
     samples: int = 1,
     seed: int = 0,
     dtype: str = "auto",
+    chat: Literal["auto", "never", "always"] = "auto",
+    system_prompt: str = "",
     say: Callable[[str], None] | None = None,
 ) -> tuple[tuple[Rollout, ...], RolloutStats]:
-    """`samples` completions of each text by a local folder, a hub id or `builtin:demo`, through the rollout engine."""
+    """`samples` completions of each text by a local folder, a hub id or `builtin:demo`, through the rollout engine.
+
+    A text is a user's turn where the tokenizer has a chat template (`chat` says when). Raises TaskError for one that does not fit the
+    model's context.
+    """
     policy = load_policy(ModelConfig.model_validate({"path": model, "dtype": dtype}))
-    tokenizer: Any = policy.tokenizer
-    prompts = [Prompt(row, text, tuple(tokenizer(text)["input_ids"])) for row, text in enumerate(texts)]
-    for prompt in prompts:
-        if len(prompt.token_ids) + sampling.max_new_tokens > policy.context_length:
-            raise ConfigError(
-                f"the prompt has {len(prompt.token_ids)} tokens; with {sampling.max_new_tokens} new ones it does not fit the model's "
-                f"context of {policy.context_length}: shorten it or lower --max-new-tokens"
-            )
+    asked = TaskConfig(dataset="prompts", chat=chat, system_prompt=system_prompt)
+    renderer = Renderer(asked, policy.tokenizer, policy.context_length, sampling.max_new_tokens)
+    rows = [Row(text, {}, {}, f"prompt {number}") for number, text in enumerate(texts)]
+    prompts = renderer.prompts([renderer.render(row) for row in rows], first_row=0)
     engine = Engine(
         publish(policy, dtype, 0),
         policy.tokenizer,

@@ -109,6 +109,10 @@ def generate(
     samples: Annotated[int, typer.Option(min=1)] = 1,
     drafter: Annotated[str, typer.Option(help="off, ngram or suffix.")] = "suffix",
     seed: int = 0,
+    chat: Annotated[
+        str, typer.Option(help="auto, never or always: whether a prompt is a user's turn in the model's chat template.")
+    ] = "auto",
+    system: Annotated[str, typer.Option(help="A system prompt, for a model with a chat template.")] = "",
 ) -> None:
     """Draw completions through the rollout engine.
 
@@ -120,6 +124,8 @@ def generate(
     from respec.standalone import generate_alone, model_of
     from respec.types import Sampling
 
+    if chat not in ("auto", "never", "always"):
+        raise ConfigError(f"--chat takes auto, never or always, got '{chat}'")
     try:
         speculation = SpeculationConfig.model_validate({"drafter": drafter})
     except ValidationError:
@@ -129,7 +135,9 @@ def generate(
         max_new_tokens, temperature, top_k, top_p, 0.0, tuple(text.replace("\\n", "\n") for text in stop)
     )
     texts = [text.replace("\\n", "\n") for text in prompt]
-    rollouts, stats = generate_alone(model_of(model), texts, sampling, speculation, samples, seed)
+    rollouts, stats = generate_alone(
+        model_of(model), texts, sampling, speculation, samples, seed, chat=chat, system_prompt=system
+    )
     for rollout in rollouts:
         print(
             f"--- prompt {rollout.prompt.row}, sample {rollout.sample}, {len(rollout.token_T)} tokens, ended by {rollout.finish}"

@@ -62,10 +62,8 @@ METRICS: dict[str, Metric] = {
     "time/reward_s": Metric("s", "sum", "scoring"),
     "time/training_s": Metric("s", "sum", "the policy's update"),
     "time/weights_s": Metric("s", "sum", "publishing new weights to the engine"),
-    "time/checkpoint_s": Metric("s", "sum", "saving a checkpoint"),
     "time/eval_s": Metric("s", "sum", "held-out evaluation"),
     "time/compare_s": Metric("s", "sum", "the same rollouts once more, without speculation, to compare"),
-    "time/warmup_s": Metric("s", "sum", "supervised warm-up"),
     "time/step_s": Metric("s", "sum", "the whole step, evaluation and comparison included"),
     "tokens/total": Metric("tokens", "running sum", "completion tokens generated since the run began"),
 }

@@ -22,7 +22,7 @@ SPLIT = (
     ("training", "magenta", ("time/training_s",)),
 )
 # Measuring a run is no part of what a step costs it.
-ASIDE = ("time/eval_s", "time/compare_s", "time/checkpoint_s")
+ASIDE = ("time/eval_s", "time/compare_s")
 
 
 @dataclass
