@@ -20,6 +20,8 @@ from respec.types import RoundRecord
 # What is believed of a drafter nobody has seen: little, so that it is tried on the probing budget and not on trust.
 UNSEEN_AVAILABLE = 0.8
 UNSEEN_ACCEPT = 0.3
+# A round whose accepted tokens are this many standard deviations from what is believed ends the belief: its evidence keeps this weight.
+SURPRISE, SURPRISED_KEEP = 4.0, 0.1
 
 
 @dataclass(frozen=True)
@@ -40,28 +42,23 @@ class _Evidence:
     """Faded counts of sequences by depth: asked to draft, drafted; on the accepted path: asked to go on, tested, accepted."""
 
     def __init__(self, depth: int) -> None:
-        self.asked, self.drafted, self.parents, self.tested, self.accepted = np.zeros((5, depth))
-
-    @property
-    def counts(self) -> tuple[np.ndarray, ...]:
-        return (self.asked, self.drafted, self.parents, self.tested, self.accepted)
-
-    def fade(self, keep: float) -> None:
-        for count in self.counts:
-            count *= keep
+        self.counts = np.zeros((5, depth))
+        self.asked, self.drafted, self.parents, self.tested, self.accepted = self.counts
 
 
 class Acceptance:
-    """Per drafter and branching, and depth. Counts fade: with `sequences` tested at depth 1, with `rounds`, and at every swap.
+    """Per drafter and branching, and depth. Counts fade: with `sequences` tested at depth 1, with `rounds` in use, with `idle` rounds
+    of others, at every swap, and at once when a round contradicts them.
 
     `strength` is the weight of a prior, in sequences: depth d starts from what is known of d - 1, a branching from the same drafter's
     chain, a drafter without evidence from the constants above.
     """
 
-    def __init__(self, depth: int = 16, sequences: float = 500.0, rounds: float = 200.0, strength: float = 4.0) -> None:
+    def __init__(self, depth: int = 16, sequences: float = 500.0, rounds: float = 200.0, idle: float = 400.0, strength: float = 4.0) -> None:
         self.depth = depth
         self._sequences = sequences
         self._rounds = rounds
+        self._idle = idle
         self._strength = strength
         self._evidence: dict[tuple[str, int], _Evidence] = {}
 
@@ -76,7 +73,7 @@ class Acceptance:
         )
         asked = np.full(s, float(record.active)) if asked_D is None else _padded(asked_D, s)
         evidence = self._of(plan.drafter, plan.t)
-        evidence.fade(math.exp(-max(tested[0] / self._sequences, 1.0 / self._rounds)))
+        self._fade_all(plan.drafter, plan.t, tested, accepted)
         evidence.asked[:s] += np.maximum(asked, drafted)
         evidence.drafted[:s] += drafted
         # who could have gone on to depth d: accepted at d - 1, and asked that deep
@@ -94,7 +91,7 @@ class Acceptance:
         s = min(len(tested_D), self.depth)
         tested, accepted = weight * _padded(tested_D, s), weight * _padded(accepted_D, s)
         evidence = self._of(drafter, t)
-        evidence.fade(math.exp(-tested[:1].sum() / self._sequences))
+        evidence.counts *= math.exp(-tested[:1].sum() / self._sequences)
         evidence.tested[:s] += tested
         evidence.accepted[:s] += accepted
 
@@ -102,7 +99,7 @@ class Acceptance:
         """Weights have been swapped: what was seen before counts `keep` as much, for one drafter or for all."""
         for (name, _), evidence in self._evidence.items():
             if drafter in (None, name):
-                evidence.fade(keep)
+                evidence.counts *= keep
 
     def effective(self, drafter: str, t: int = 1) -> float:
         """Sequences' worth of evidence at depth 1, live and shadow."""
@@ -148,21 +145,29 @@ class Acceptance:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "depth": self.depth, "sequences": self._sequences, "rounds": self._rounds, "strength": self._strength,
+            "depth": self.depth, "sequences": self._sequences, "rounds": self._rounds, "idle": self._idle, "strength": self._strength,
             "evidence": [
-                {"drafter": drafter, "t": t, "counts": [count.tolist() for count in evidence.counts]}
+                {"drafter": drafter, "t": t, "counts": evidence.counts.tolist()}
                 for (drafter, t), evidence in self._evidence.items()
             ],
         }  # fmt: skip
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Acceptance:
-        acceptance = Acceptance(data["depth"], data["sequences"], data["rounds"], data["strength"])
+        acceptance = Acceptance(data["depth"], data["sequences"], data["rounds"], data["idle"], data["strength"])
         for item in data["evidence"]:
-            evidence = acceptance._of(item["drafter"], item["t"])
-            for count, values in zip(evidence.counts, item["counts"], strict=True):
-                count[:] = values
+            acceptance._of(item["drafter"], item["t"]).counts[:] = item["counts"]
         return acceptance
+
+    def _fade_all(self, drafter: str, t: int, tested_D: np.ndarray, accepted_D: np.ndarray) -> None:
+        """Makes room for a round's counts; what is idle ages, and what the round contradicts goes."""
+        for evidence in self._evidence.values():
+            evidence.counts *= math.exp(-1.0 / self._idle)
+        a = self.accept(drafter, t)[: len(tested_D)]
+        chance = math.sqrt(float((tested_D * a * (1 - a)).sum()) + 1.0)
+        surprised = abs(float((accepted_D - tested_D * a).sum())) > SURPRISE * chance
+        keep = SURPRISED_KEEP if surprised else math.exp(-max(tested_D[0] / self._sequences, 1.0 / self._rounds))
+        self._of(drafter, t).counts *= keep
 
     def _of(self, drafter: str, t: int) -> _Evidence:
         return self._evidence.setdefault((drafter, t), _Evidence(self.depth))

@@ -114,12 +114,16 @@ class Controller:
         self._drafters = tuple(plan.drafter for plan in self.plans)
         self._start_s = np.array([(switch_s or {}).get(name, 0.0) for name in self._drafters])
         self._residual = Residual(self.plans, largest, settings.spread, settings.memory, settings.noise)
-        self._guard = Guard(settings.dwell, settings.reprobe)
+        self._guard = Guard(settings.dwell)
         self._budget = _Budget(settings.burn_in_share if settings.burn_in else settings.probe_share)
         self._total = _Budget(1.0)
         self._version: Version | None = None
-        self._round = self._seen = self._since = 0
+        self._round = self._seen = 0
         self._current = self._running = 0
+        # rounds since the plan outside of probing changed, and since a probe ended; whether this round starts a drafter
+        self._held = self._rested = 0
+        self._starts = False
+        self._load: Load | None = None
         self._used = dict.fromkeys(self._drafters, 0)
         self._probe: _Probe | None = None
         self._view: _View | None = None
@@ -140,8 +144,8 @@ class Controller:
         if key != self._key or self._view is None:
             self._key, self._view = key, self._look(load)
         chosen = self._choose(self._view)
-        self._since = 0 if chosen != self._running else self._since + 1
-        self._running = chosen
+        self._starts = self._drafters[chosen] != self._drafters[self._running] and self._start_s[chosen] > 0
+        self._running, self._load = chosen, load
         self._used[self._drafters[chosen]] = self._round
         return self.plans[chosen]
 
@@ -149,15 +153,14 @@ class Controller:
         """Learns from a round that has been run."""
         index = self._index.get(record.plan)
         seconds = record.draft_s + record.verify_s + record.overhead_s
-        if index is None or self._view is None or seconds <= 0:
+        if index is None or self._load is None or seconds <= 0:
             return
         self._seen += 1
         self._account(seconds)
         self.acceptance.observe(record, self._asked(record))
-        load = Load(record.active, record.waiting, record.context, self._view.load.remaining_B)
+        load = Load(record.active, record.waiting, record.context, self._load.remaining_B)
         promise = forecast(load, (record.plan, PLAIN), self.acceptance, self._cost)
-        started = self._since == 0 and self._start_s[index] > 0
-        if not started:  # a drafter's first round pays for its start
+        if not self._starts:  # a drafter's first round pays for its start
             ratio = record.emitted / seconds / float(promise.rate_P[0])
             self._residual.observe(index, record.active, ratio, float(promise.luck_P[0]) ** 2)
         factor, _ = self._residual.at(record.active)
@@ -191,9 +194,12 @@ class Controller:
                 self._probe.left -= 1
                 return self._probe.plan
             self._probe = None
+            self._rested = 0
         best, kind, reason = self._best(view)
         changed = best != self._current
         self._current = best
+        self._held = 0 if changed else self._held + 1
+        self._rested += 1
         hopeful = self._hopeful(view, best)
         if hopeful is not None:
             self._probe = _Probe(hopeful, self.settings.probe - 1)
@@ -224,7 +230,7 @@ class Controller:
         if now and not fit[now]:
             gone = f"{name_of(self.plans[now])} is predicted at {rate[now]:.4g} tokens/s, plain decoding at {plain:.4g}"
             return best, "switch" if best else "off", gone
-        if best == now or self._since < settings.dwell:
+        if best == now or self._held < settings.dwell:
             return now, "switch", f"nothing beats {name_of(self.plans[now])} ({rate[now]:.4g} tokens/s) by enough"
         if not best:
             return 0, "off", f"nothing beats plain decoding ({plain:.4g} tokens/s) by {settings.margin:.0%}"
@@ -237,7 +243,7 @@ class Controller:
 
     def _hopeful(self, view: _View, best: int) -> int | None:
         """The plan most worth a probe, if one is and the budget has room: what may beat the best, else a drafter long idle."""
-        if self._since < self.settings.probe:
+        if min(self._held, self._rested) < self.settings.probe:
             return None
         hope = view.goodput_P * (1 + self.settings.hope * view.error_P)
         hope[best] = -np.inf
@@ -262,7 +268,7 @@ class Controller:
 
     def _asked(self, record: RoundRecord) -> list[int] | None:
         """How many sequences had room for each depth."""
-        remaining = self._view.load.remaining_B if self._view else ()
+        remaining = self._load.remaining_B if self._load else ()
         if len(remaining) != record.active:
             return None
         return [sum(left > d for left in remaining) for d in range(1, record.plan.s + 1)]
