@@ -63,9 +63,10 @@ class Acceptance:
         self._evidence: dict[tuple[str, int], _Evidence] = {}
 
     def observe(self, record: RoundRecord, asked_D: Sequence[int] | None = None) -> None:
-        """Counts a round. `asked_D`: how many sequences had room for depth d in their budget; all of them when it is not given."""
+        """Counts a round; one without counts by depth teaches nothing. `asked_D`: how many sequences had room for depth d in their
+        budget; all of them when it is not given."""
         plan = record.plan
-        if not plan.n or not plan.s:
+        if not plan.n or not plan.s or not record.drafted_D:
             return
         s = min(plan.s, self.depth)
         drafted, tested, accepted = (

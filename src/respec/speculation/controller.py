@@ -42,11 +42,11 @@ class Settings:
     hope: float = 1.0
     dwell: int = 8
     refresh: int = 4
-    probe: int = 4
+    probe: int = 2
     probe_share: float = 0.01
     burn_in: int = 0
     burn_in_share: float = 0.3
-    reprobe: int = 400
+    reprobe: int = 200
     spread: float = 0.1
     memory: float = 20000.0
     noise: float = 0.05
@@ -224,8 +224,8 @@ class Controller:
         fit[now] |= bool(rate[now] >= plain)
         fit[0] = True
         score = np.where(fit, sure, -np.inf)
-        score[0] = plain * (1 + (settings.margin if now == 0 else 0.0))
-        score[now] *= 1 + settings.stick
+        # leaving plain decoding already takes the margin
+        score[now] *= 1 + (settings.stick if now else 0.0)
         best = int(np.argmax(score))
         if now and not fit[now]:
             gone = f"{name_of(self.plans[now])} is predicted at {rate[now]:.4g} tokens/s, plain decoding at {plain:.4g}"
@@ -250,7 +250,8 @@ class Controller:
         first = int(np.argmax(hope))
         if hope[first] <= view.goodput_P[best] * (1 + self.settings.stick):
             idle = np.array([self._round - self._used[name] for name in self._drafters])
-            hope[(idle < self.settings.reprobe) | (np.arange(len(hope)) == 0)] = -np.inf
+            longest = max(self.settings.reprobe, int(idle[1:].max(initial=0)))
+            hope[(idle < longest) | (np.arange(len(hope)) == 0)] = -np.inf
             first = int(np.argmax(hope))
             if hope[first] == -np.inf:
                 return None
