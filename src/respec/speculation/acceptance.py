@@ -17,7 +17,7 @@ from jaxtyping import Float
 
 from respec.types import RoundRecord
 
-# What is believed of a drafter nobody has seen: little, so that it is tried on the probing budget and not on trust.
+# What is believed of a drafter nobody has seen: little. It is tried at once where a few rows more cost nothing, else by probes.
 UNSEEN_AVAILABLE = 0.8
 UNSEEN_ACCEPT = 0.3
 # A round whose accepted tokens are this many standard deviations from what is believed ends the belief: its evidence keeps this weight.
@@ -177,12 +177,11 @@ class Acceptance:
         self, hits_D: np.ndarray, trials_D: np.ndarray, unseen: float, prior_D: np.ndarray
     ) -> Float[np.ndarray, "D"]:
         """Beta means; where there is no prior of its own (NaN), a depth's prior is the mean of the depth above it."""
-        values, above = np.empty(self.depth), unseen
-        for d in range(self.depth):
-            prior = above if math.isnan(prior_D[d]) else prior_D[d]
-            above = (hits_D[d] + self._strength * prior) / (trials_D[d] + self._strength)
-            values[d] = above
-        return np.clip(values, 1e-6, 1.0)
+        values, above = list[float](), unseen
+        for hits, trials, prior in zip(hits_D.tolist(), trials_D.tolist(), prior_D.tolist(), strict=True):
+            above = (hits + self._strength * (above if math.isnan(prior) else prior)) / (trials + self._strength)
+            values.append(min(max(above, 1e-6), 1.0))
+        return np.array(values)
 
 
 def _padded(values: Sequence[float], length: int) -> Float[np.ndarray, "D"]:

@@ -28,8 +28,8 @@ class Settings:
     """How a controller weighs. Rounds unless the name says otherwise.
 
     `margin`: plain decoding is left only for a plan promising this much more; `stick`: a plan only for one promising this much more.
-    `caution`, `hope`: standard errors taken off a promise before it is believed, added before it is called hopeless. `dwell`: a plan is
-    kept at least so long, unless plain decoding is predicted faster. `refresh`: predictions are made anew after so many rounds under
+    `hope`: standard errors added to a promise before it is called hopeless. `dwell`: a plan is kept at least so long, unless plain
+    decoding is predicted faster. `refresh`: predictions are made anew after so many rounds under
     one load. Probes last `probe` rounds and take at most `probe_share` of all seconds (`burn_in_share` in the first `burn_in` rounds); a
     drafter idle for `reprobe` rounds is probed however little it promises. `spread`: relative standard deviation that the models'
     predictions are trusted to; `memory`: how long what corrects them is remembered; `noise`: that of one round's seconds, to begin
@@ -38,8 +38,7 @@ class Settings:
 
     margin: float = MARGIN
     stick: float = 0.02
-    caution: float = 0.5
-    hope: float = 1.0
+    hope: float = 2.0
     dwell: int = 8
     refresh: int = 4
     probe: int = 2
@@ -218,13 +217,11 @@ class Controller:
         barred = np.array([self._guard.bars(name) for name in self._drafters])
         if now and barred[now]:
             return 0, "guard", self._guard.reason(name_of(self.plans[now]))
-        sure = rate * (1 - settings.caution * view.error_P)
-        # law 5: nothing is run that is predicted slower than plain decoding
-        fit = (rate >= (1 + settings.margin) * plain) & (sure >= plain) & ~barred
+        # law 5: nothing is run that is predicted slower than plain decoding; leaving it takes the margin
+        fit = (rate >= (1 + settings.margin) * plain) & ~barred
         fit[now] |= bool(rate[now] >= plain)
         fit[0] = True
-        score = np.where(fit, sure, -np.inf)
-        # leaving plain decoding already takes the margin
+        score = np.where(fit, rate, -np.inf)
         score[now] *= 1 + (settings.stick if now else 0.0)
         best = int(np.argmax(score))
         if now and not fit[now]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
 
-from respec.speculation.acceptance import Acceptance
+from respec.speculation.acceptance import Acceptance, Outlook
 from respec.speculation.cost_model import CostModel
 from respec.types import Load, Plan
 
@@ -45,17 +45,23 @@ class Forecast:
 def forecast(load: Load, plans: Sequence[Plan], acceptance: Acceptance, cost: CostModel) -> Forecast:
     """Tokens and seconds of one round of each plan. Tokens include the bonus token and stop at each sequence's remaining budget."""
     room = room_by_depth(load, acceptance.depth)
-    outlooks = {key: acceptance.outlook(*key, room) for key in {(plan.drafter, plan.t) for plan in plans}}
-    tokens, error, spread, nodes = np.empty((4, len(plans)))
-    for i, plan in enumerate(plans):
-        outlook, s = outlooks[plan.drafter, plan.t], min(plan.s, acceptance.depth) if plan.n else 0
-        tokens[i], error[i], spread[i] = outlook.tokens_S[s], outlook.error_S[s], outlook.spread_S[s]
-        # a tree has all its nodes wherever it has a first one
-        nodes[i] = outlook.nodes_S[s] if plan.t == 1 else plan.n * outlook.nodes_S[min(s, 1)]
+    outlooks = {key: acceptance.outlook(*key, room) for key in {(plan.drafter, plan.t) for plan in plans if plan.n}}
+    tokens, error, spread, nodes = (np.array(values) for values in zip(*(_expected(p, outlooks) for p in plans), strict=True))
     depth = np.array([float(plan.s) for plan in plans])
     rows = load.active * (1 + nodes)
     seconds = cost.seconds(load.active, rows, load.context, [plan.drafter for plan in plans], depth)
     return Forecast(load.active * tokens, seconds, error / tokens, spread / tokens / np.sqrt(max(load.active, 1)))
+
+
+def _expected(plan: Plan, outlooks: Mapping[tuple[str, int], Outlook]) -> tuple[float, float, float, float]:
+    """Tokens of a sequence and round, their standard error, their spread, and the nodes to verify."""
+    if not plan.n:
+        return 1.0, 0.0, 0.0, 0.0
+    outlook = outlooks[plan.drafter, plan.t]
+    s = min(plan.s, len(outlook.tokens_S) - 1)
+    # a tree has all its nodes wherever it has a first one
+    nodes = outlook.nodes_S[s] if plan.t == 1 else plan.n * outlook.nodes_S[1]
+    return outlook.tokens_S[s], outlook.error_S[s], outlook.spread_S[s], nodes
 
 
 def room_by_depth(load: Load, depth: int) -> Float[np.ndarray, "D"]:
