@@ -171,7 +171,9 @@ class Acceptance:
         self._of(drafter, t).counts *= keep
 
     def _of(self, drafter: str, t: int) -> _Evidence:
-        return self._evidence.setdefault((drafter, t), _Evidence(self.depth))
+        if (drafter, t) not in self._evidence:
+            self._evidence[drafter, t] = _Evidence(self.depth)
+        return self._evidence[drafter, t]
 
     def _posterior(
         self, hits_D: np.ndarray, trials_D: np.ndarray, unseen: float, prior_D: np.ndarray

@@ -157,13 +157,12 @@ class Controller:
         self._seen += 1
         self._account(seconds)
         self.acceptance.observe(record, self._asked(record))
-        load = Load(record.active, record.waiting, record.context, self._load.remaining_B)
-        promise = forecast(load, (record.plan, PLAIN), self.acceptance, self._cost)
+        promise, at = self._promised(record, index)
         if not self._starts:  # a drafter's first round pays for its start
-            ratio = record.emitted / seconds / float(promise.rate_P[0])
-            self._residual.observe(index, record.active, ratio, float(promise.luck_P[0]) ** 2)
+            ratio = record.emitted / seconds / float(promise.rate_P[at])
+            self._residual.observe(index, record.active, ratio, float(promise.luck_P[at]) ** 2)
         factor, _ = self._residual.at(record.active)
-        plain_s = record.emitted / float(promise.rate_P[1] * factor[0])
+        plain_s = record.emitted / float(promise.rate_P[0] * factor[0])
         if self._guard.observe(record.plan.drafter, seconds, plain_s, self._probe is not None):
             self._key = ()
 
@@ -186,6 +185,14 @@ class Controller:
         start = np.array([0.0 if name == here else s for name, s in zip(self._drafters, self._start_s, strict=True)])
         seconds = promise.seconds_P / factor + start / self.settings.dwell
         return _View(load, promise.tokens_P / seconds, np.hypot(promise.error_P, error), promise)
+
+    def _promised(self, record: RoundRecord, index: int) -> tuple[Forecast, int]:
+        """What the models alone promise for this round, and the plan's place in it. The last look serves where it was at this load; after
+        a probe, whose news belongs to the acceptance, the models are asked again."""
+        if self._probe is None and self._view is not None and self._view.load.active == record.active:
+            return self._view.promise, index
+        load = Load(record.active, record.waiting, record.context, self._load.remaining_B if self._load else ())
+        return forecast(load, (PLAIN, record.plan), self.acceptance, self._cost), 1
 
     def _choose(self, view: _View) -> int:
         if self._probe is not None:
