@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+
 from respec.speculation.controller import Controller
 from respec.speculation.cost_model import CostSample
 from respec.types import PLAIN, Load, Plan, RoundRecord

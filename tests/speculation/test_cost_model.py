@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.optimize import nnls
+
 from respec.speculation.cost_model import (
     CostError,
     CostModel,
@@ -17,7 +19,6 @@ from respec.speculation.cost_model import (
     relative_errors,
 )
 from respec.types import Plan, RoundRecord
-from scipy.optimize import nnls
 
 # Milliseconds on two cores of an AMD EPYC (Zen 4), SmolLM2-135M. All linear layers, by rows: float32, bf16, bf16 prepacked, int8.
 LINEAR = {
@@ -100,8 +101,8 @@ def test_the_held_out_error_is_that_of_samples_left_out():
 def test_seconds_never_fall_in_any_argument():
     rng = np.random.default_rng(1)
     for trial in range(20):
-        samples = [replace(x, verify_s=x.verify_s * float(rng.lognormal(0, 0.5))) for x in rng.permutation(profile())]
-        model = fit(samples[: 12 + trial])
+        samples = [replace(x, verify_s=x.verify_s * float(rng.lognormal(0, 0.5))) for x in profile()]
+        model = fit([samples[i] for i in rng.permutation(len(samples))[: 12 + trial]])
 
         def seconds(b: int, rows: float, c: float, s: int, model: CostModel = model) -> float:
             return float(model.seconds(b, np.array([rows]), c, ("suffix",), np.array([float(s)]))[0])

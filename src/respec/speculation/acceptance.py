@@ -54,7 +54,14 @@ class Acceptance:
     chain, a drafter without evidence from the constants above.
     """
 
-    def __init__(self, depth: int = 16, sequences: float = 500.0, rounds: float = 200.0, idle: float = 400.0, strength: float = 4.0) -> None:
+    def __init__(
+        self,
+        depth: int = 16,
+        sequences: float = 500.0,
+        rounds: float = 200.0,
+        idle: float = 400.0,
+        strength: float = 4.0,
+    ) -> None:
         self.depth = depth
         self._sequences = sequences
         self._rounds = rounds

@@ -16,41 +16,12 @@ from respec.speculation.cost_model import CostModel
 from respec.speculation.decision import Decision, Kind, name_of
 from respec.speculation.guard import Guard
 from respec.speculation.residual import Residual
-from respec.speculation.solver import MARGIN, Candidate, Forecast, forecast, ranked
+from respec.speculation.settings import Settings
+from respec.speculation.solver import Candidate, Forecast, forecast, ranked
 from respec.types import PLAIN, Load, Plan, RoundRecord, Version
 
 # Batch sizes up to this are buckets of their own; above, twelve buckets to an octave.
 FINE = 16
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a controller weighs. Rounds unless the name says otherwise.
-
-    `margin`: plain decoding is left only for a plan promising this much more; `stick`: a plan only for one promising this much more.
-    `hope`: standard errors added to a promise before it is called hopeless. `dwell`: a plan is kept at least so long, unless plain
-    decoding is predicted faster. `refresh`: predictions are made anew after so many rounds under
-    one load. Probes last `probe` rounds and take at most `probe_share` of all seconds (`burn_in_share` in the first `burn_in` rounds); a
-    drafter idle for `reprobe` rounds is probed however little it promises. `spread`: relative standard deviation that the models'
-    predictions are trusted to; `memory`: how long what corrects them is remembered; `noise`: that of one round's seconds, to begin
-    with. `swap_keep`: weight that acceptance seen before a swap keeps after it.
-    """
-
-    margin: float = MARGIN
-    stick: float = 0.02
-    hope: float = 2.0
-    dwell: int = 8
-    refresh: int = 4
-    probe: int = 2
-    probe_share: float = 0.01
-    burn_in: int = 0
-    burn_in_share: float = 0.3
-    reprobe: int = 200
-    spread: float = 0.1
-    memory: float = 20000.0
-    noise: float = 0.05
-    swap_keep: float = 0.3
-    decisions: int = 4096
 
 
 @dataclass
@@ -120,7 +91,7 @@ class Controller:
         self._round = self._seen = 0
         self._current = self._running = 0
         # rounds since the plan outside of probing changed, and since a probe ended; whether this round starts a drafter
-        self._held = self._rested = 0
+        self._held, self._rested = settings.dwell, 0
         self._starts = False
         self._load: Load | None = None
         self._used = dict.fromkeys(self._drafters, 0)
@@ -262,7 +233,9 @@ class Controller:
         return first if self._may_probe(view, first, self.settings.probe) else None
 
     def _may_probe(self, view: _View, plan: int, rounds: int) -> bool:
-        return self._budget.allows(rounds * float(view.promise.tokens_P[plan] / view.goodput_P[plan]) + self._start_s[plan])
+        return self._budget.allows(
+            rounds * float(view.promise.tokens_P[plan] / view.goodput_P[plan]) + self._start_s[plan]
+        )
 
     def _account(self, seconds: float) -> None:
         if self._seen == self.settings.burn_in + 1:

@@ -17,11 +17,15 @@ def explain(decisions: Sequence[Decision]) -> str:
     rows = [HEADER, *map(_row, decisions)]
     # the last column is a sentence, and may run on
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER) - 1)]
-    lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows]
+    lines = [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
+    ]
     lines.insert(1, "  ".join("-" * width for width in [*widths, len(HEADER[-1])]))
     last = decisions[-1]
     share = last.probed_s / last.elapsed_s if last.elapsed_s else 0.0
-    lines.append(f"{len(decisions)} decisions; probing took {last.probed_s:.2f} of {last.elapsed_s:.2f} s ({share:.2%}).")
+    lines.append(
+        f"{len(decisions)} decisions; probing took {last.probed_s:.2f} of {last.elapsed_s:.2f} s ({share:.2%})."
+    )
     return "\n".join(lines)
 
 

@@ -13,13 +13,13 @@ AGAIN = 10
 class Guard:
     """Watches the time that rounds of the running drafter took beside the time that plain decoding would have taken for their tokens.
 
-    Means fade over four dwells. A drafter slower than plain decoding for more than a dwell on end is barred from all but probes. Chance
+    Means fade over two dwells. A drafter slower than plain decoding for more than a dwell on end is barred from all but probes. Chance
     does not bar it: the mean must lie below by two standard errors.
     """
 
     def __init__(self, dwell: int) -> None:
         self._dwell = dwell
-        self._keep = math.exp(-1.0 / (4 * dwell))
+        self._keep = math.exp(-1.0 / (2 * dwell))
         self._round = 0
         self._bars: dict[str, tuple[int, int]] = {}
         self._watch("")

@@ -46,7 +46,9 @@ def forecast(load: Load, plans: Sequence[Plan], acceptance: Acceptance, cost: Co
     """Tokens and seconds of one round of each plan. Tokens include the bonus token and stop at each sequence's remaining budget."""
     room = room_by_depth(load, acceptance.depth)
     outlooks = {key: acceptance.outlook(*key, room) for key in {(plan.drafter, plan.t) for plan in plans if plan.n}}
-    tokens, error, spread, nodes = (np.array(values) for values in zip(*(_expected(p, outlooks) for p in plans), strict=True))
+    tokens, error, spread, nodes = (
+        np.array(values) for values in zip(*(_expected(p, outlooks) for p in plans), strict=True)
+    )
     depth = np.array([float(plan.s) for plan in plans])
     rows = load.active * (1 + nodes)
     seconds = cost.seconds(load.active, rows, load.context, [plan.drafter for plan in plans], depth)
