@@ -1,0 +1,278 @@
+"""Chooses the plan of every decode round: predicts all plans, runs the best, probes the others seldom, and says why."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float
+
+from respec.errors import ConfigError
+from respec.speculation.acceptance import Acceptance
+from respec.speculation.cost_model import CostModel
+from respec.speculation.decision import Decision, Kind, name_of
+from respec.speculation.guard import Guard
+from respec.speculation.residual import Residual
+from respec.speculation.settings import Settings
+from respec.speculation.solver import Candidate, Forecast, forecast, ranked
+from respec.types import PLAIN, Load, Plan, RoundRecord, Version
+
+# Batch sizes up to this are buckets of their own; above, twelve buckets to an octave.
+FINE = 16
+
+
+@dataclass
+class _Budget:
+    """Seconds of probing allowed and spent."""
+
+    share: float
+    elapsed_s: float = 0.0
+    spent_s: float = 0.0
+
+    def allows(self, seconds: float) -> bool:
+        return self.spent_s + seconds <= self.share * (self.elapsed_s + seconds)
+
+
+@dataclass
+class _Probe:
+    """A probe under way."""
+
+    plan: int
+    left: int
+
+
+@dataclass(frozen=True)
+class _View:
+    """What the controller believed when it last looked: goodput and error of every plan, under one load."""
+
+    load: Load
+    goodput_P: Float[np.ndarray, "P"]
+    error_P: Float[np.ndarray, "P"]
+    promise: Forecast = field(repr=False)
+
+
+class Controller:
+    """`plan` before every round, `observe` after it, `swap` when weights change. `plans` are those it may choose from; plain decoding
+    is added. `switch_s`: seconds it takes to start a drafter, by drafter. One controller serves one engine for as long as it lives.
+
+    Raises ConfigError for plans it cannot weigh.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        cost: CostModel,
+        acceptance: Acceptance,
+        largest: int = 64,
+        switch_s: Mapping[str, float] | None = None,
+        settings: Settings = Settings(),
+    ) -> None:
+        self.plans = (PLAIN, *(plan for plan in dict.fromkeys(plans) if plan.n))
+        deep = max(plan.s for plan in self.plans)
+        if deep > acceptance.depth:
+            raise ConfigError(
+                f"a plan drafts to depth {deep}, acceptance is estimated to depth {acceptance.depth}; "
+                f"give Acceptance(depth={deep})"
+            )
+        self.acceptance = acceptance
+        self.settings = settings
+        self._cost = cost
+        self._index = {plan: i for i, plan in enumerate(self.plans)}
+        self._drafters = tuple(plan.drafter for plan in self.plans)
+        self._start_s = np.array([(switch_s or {}).get(name, 0.0) for name in self._drafters])
+        self._residual = Residual(self.plans, largest, settings.spread, settings.memory, settings.noise)
+        self._guard = Guard(settings.dwell)
+        self._budget = _Budget(settings.burn_in_share if settings.burn_in else settings.probe_share)
+        self._total = _Budget(1.0)
+        self._version: Version | None = None
+        self._round = self._seen = 0
+        self._current = self._running = 0
+        # rounds since the plan outside of probing changed, and since a probe ended; whether this round starts a drafter
+        self._held, self._rested = settings.dwell, 0
+        self._starts = False
+        self._load: Load | None = None
+        self._used = dict.fromkeys(self._drafters, 0)
+        self._probe: _Probe | None = None
+        self._view: _View | None = None
+        self._key: tuple[int, ...] = ()
+        self._decisions: deque[Decision] = deque(maxlen=settings.decisions)
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """The latest decisions, oldest first: one each time the plan changed."""
+        return tuple(self._decisions)
+
+    def plan(self, load: Load) -> Plan:
+        """The plan for the round that is about to start."""
+        self._round += 1
+        if load.version != self._version:
+            self.swap(load.version)
+        key = (*_bucket(load), self._seen // self.settings.refresh)
+        if key != self._key or self._view is None:
+            self._key, self._view = key, self._look(load)
+        chosen = self._choose(self._view)
+        self._starts = self._drafters[chosen] != self._drafters[self._running] and self._start_s[chosen] > 0
+        self._running, self._load = chosen, load
+        self._used[self._drafters[chosen]] = self._round
+        return self.plans[chosen]
+
+    def observe(self, record: RoundRecord) -> None:
+        """Learns from a round that has been run."""
+        index = self._index.get(record.plan)
+        seconds = record.draft_s + record.verify_s + record.overhead_s
+        if index is None or self._load is None or seconds <= 0:
+            return
+        self._seen += 1
+        self._account(seconds)
+        self.acceptance.observe(record, self._asked(record))
+        promise, at = self._promised(record, index)
+        if not self._starts:  # a drafter's first round pays for its start
+            ratio = record.emitted / seconds / float(promise.rate_P[at])
+            self._residual.observe(index, record.active, ratio, float(promise.luck_P[at]) ** 2)
+        factor, _ = self._residual.at(record.active)
+        plain_s = record.emitted / float(promise.rate_P[0] * factor[0])
+        if self._guard.observe(record.plan.drafter, seconds, plain_s, self._probe is not None):
+            self._key = ()
+
+    def swap(self, version: Version) -> None:
+        """Weights have changed: what was seen of acceptance counts less. Called by `plan` when it meets a new version."""
+        if self._version is not None and version != self._version:
+            self.acceptance.discount(self.settings.swap_keep)
+        self._version, self._key = version, ()
+
+    def predict(self, load: Load) -> tuple[Candidate, ...]:
+        """Every plan's goodput under this load, as the controller sees it now, best first. Costs of switching from the current plan included."""
+        view = self._look(load)
+        tokens, seconds = view.promise.tokens_P, view.promise.tokens_P / view.goodput_P
+        return ranked(self.plans, view.goodput_P, view.error_P, tokens, seconds, self.settings.margin)
+
+    def _look(self, load: Load) -> _View:
+        promise = forecast(load, self.plans, self.acceptance, self._cost)
+        factor, error = self._residual.at(load.active)
+        here = self._drafters[self._current]
+        start = np.array([0.0 if name == here else s for name, s in zip(self._drafters, self._start_s, strict=True)])
+        seconds = promise.seconds_P / factor + start / self.settings.dwell
+        return _View(load, promise.tokens_P / seconds, np.hypot(promise.error_P, error), promise)
+
+    def _promised(self, record: RoundRecord, index: int) -> tuple[Forecast, int]:
+        """What the models alone promise for this round, and the plan's place in it. The last look serves where it was at this load; after
+        a probe, whose news belongs to the acceptance, the models are asked again."""
+        if self._probe is None and self._view is not None and self._view.load.active == record.active:
+            return self._view.promise, index
+        load = Load(record.active, record.waiting, record.context, self._load.remaining_B if self._load else ())
+        return forecast(load, (PLAIN, record.plan), self.acceptance, self._cost), 1
+
+    def _choose(self, view: _View) -> int:
+        if self._probe is not None:
+            if self._probe.left > 0 and self._may_probe(view, self._probe.plan, 1):
+                self._probe.left -= 1
+                return self._probe.plan
+            self._probe = None
+            self._rested = 0
+        best, kind, reason = self._best(view)
+        changed = best != self._current
+        self._current = best
+        self._held = 0 if changed else self._held + 1
+        self._rested += 1
+        hopeful = self._hopeful(view, best)
+        if hopeful is not None:
+            self._probe = _Probe(hopeful, self.settings.probe - 1)
+            self._decide("probe", view, hopeful, self._why_probe(view, hopeful))
+            return hopeful
+        if changed or not self._decisions:
+            self._decide(kind if self._decisions else "start", view, best, reason)
+        elif self._running != best:
+            self._decide("return", view, best, f"the probe is over: back to {name_of(self.plans[best])}")
+        return best
+
+    def _best(self, view: _View) -> tuple[int, Kind, str]:
+        """The plan to run, outside of probing."""
+        settings, now, rate = self.settings, self._current, view.goodput_P
+        plain = float(rate[0])
+        barred = np.array([self._guard.bars(name) for name in self._drafters])
+        if now and barred[now]:
+            return 0, "guard", self._guard.reason(name_of(self.plans[now]))
+        # law 5: nothing is run that is predicted slower than plain decoding; leaving it takes the margin
+        fit = (rate >= (1 + settings.margin) * plain) & ~barred
+        fit[now] |= bool(rate[now] >= plain)
+        fit[0] = True
+        score = np.where(fit, rate, -np.inf)
+        score[now] *= 1 + (settings.stick if now else 0.0)
+        best = int(np.argmax(score))
+        if now and not fit[now]:
+            gone = f"{name_of(self.plans[now])} is predicted at {rate[now]:.4g} tokens/s, plain decoding at {plain:.4g}"
+            return best, "switch" if best else "off", gone
+        if best == now or self._held < settings.dwell:
+            return now, "switch", f"nothing beats {name_of(self.plans[now])} ({rate[now]:.4g} tokens/s) by enough"
+        if not best:
+            return 0, "off", f"nothing beats plain decoding ({plain:.4g} tokens/s) by {settings.margin:.0%}"
+        gain = rate[best] / rate[now] - 1
+        return (
+            best,
+            "switch",
+            f"{name_of(self.plans[best])} is predicted at {rate[best]:.4g} tokens/s, {gain:.0%} more than {name_of(self.plans[now])}",
+        )
+
+    def _hopeful(self, view: _View, best: int) -> int | None:
+        """The plan most worth a probe, if one is and the budget has room: what may beat the best, else a drafter long idle."""
+        if min(self._held, self._rested) < self.settings.probe:
+            return None
+        hope = view.goodput_P * (1 + self.settings.hope * view.error_P)
+        hope[best] = -np.inf
+        first = int(np.argmax(hope))
+        if hope[first] <= view.goodput_P[best] * (1 + self.settings.stick):
+            idle = np.array([self._round - self._used[name] for name in self._drafters])
+            longest = max(self.settings.reprobe, int(idle[1:].max(initial=0)))
+            hope[(idle < longest) | (np.arange(len(hope)) == 0)] = -np.inf
+            first = int(np.argmax(hope))
+            if hope[first] == -np.inf:
+                return None
+        return first if self._may_probe(view, first, self.settings.probe) else None
+
+    def _may_probe(self, view: _View, plan: int, rounds: int) -> bool:
+        return self._budget.allows(
+            rounds * float(view.promise.tokens_P[plan] / view.goodput_P[plan]) + self._start_s[plan]
+        )
+
+    def _account(self, seconds: float) -> None:
+        if self._seen == self.settings.burn_in + 1:
+            self._budget = _Budget(self.settings.probe_share)
+        for budget in (self._budget, self._total):
+            budget.elapsed_s += seconds
+            budget.spent_s += seconds if self._probe is not None else 0.0
+
+    def _asked(self, record: RoundRecord) -> list[int] | None:
+        """How many sequences had room for each depth."""
+        remaining = self._load.remaining_B if self._load else ()
+        if len(remaining) != record.active:
+            return None
+        return [sum(left > d for left in remaining) for d in range(1, record.plan.s + 1)]
+
+    def _why_probe(self, view: _View, plan: int) -> str:
+        rate, error = view.goodput_P[plan], view.error_P[plan]
+        idle = self._round - self._used[self._drafters[plan]]
+        return (
+            f"probe of {name_of(self.plans[plan])} for {self.settings.probe} rounds: {rate:.4g} tokens/s "
+            f"within {error:.0%}, its drafter last ran {idle} rounds ago"
+        )
+
+    def _decide(self, kind: Kind, view: _View, chosen: int, reason: str) -> None:
+        plan, load = self.plans[chosen], view.load
+        tokens, seconds = view.promise.tokens_P, view.promise.tokens_P / view.goodput_P
+        best = ranked(self.plans, view.goodput_P, view.error_P, tokens, seconds, self.settings.margin)[:3]
+        accept = self.acceptance.accept(plan.drafter, plan.t)[: plan.s] if plan.n else ()
+        self._decisions.append(
+            Decision(
+                self._round, kind, load.active, load.waiting, load.context, load.version, plan, best, float(view.goodput_P[0]),
+                tuple(map(float, accept)), self._total.elapsed_s, self._total.spent_s, reason,
+            )
+        )  # fmt: skip
+
+
+def _bucket(load: Load) -> tuple[int, int]:
+    """Loads that are alike enough to share a prediction."""
+    batch = load.active if load.active <= FINE else round(12 * math.log2(load.active))
+    return batch, round(4 * math.log2(load.context + 16))
