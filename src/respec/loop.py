@@ -30,7 +30,7 @@ from respec.report.metrics import checked
 from respec.report.pieces import token_pieces
 from respec.report.run_dir import RunDir
 from respec.report.summary import summarize
-from respec.stages import Stages, asks_of_step, build, evaluate, generate, learn_histories, remember
+from respec.stages import Stages, asks_of_step, build, decisions_of, evaluate, generate, learn_histories, remember
 from respec.tasks.reward import RewardWorker
 from respec.tasks.task import Task, load_task
 from respec.types import (
@@ -100,7 +100,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                     metrics |= _evaluation(stages, step, final=finished)
                 metrics["time/step_s"] += metrics.get("time/eval_s", 0.0)
                 pieces = [token_pieces(policy.tokenizer, s.rollout.token_T.tolist()) for s in scored[:SHOWN_ROLLOUTS]]
-                run.write_step(step, checked(metrics), scored, rounds, pieces)
+                run.write_step(step, checked(metrics), scored, rounds, pieces, decisions_of(stages.planner))
                 view.step(step, metrics)
                 minutes = (time.monotonic() - saved_at) / 60
                 due = _every(config.checkpoint.every_steps, step) or 0 < config.checkpoint.every_minutes <= minutes
@@ -146,8 +146,8 @@ def _rollouts(stages: Stages, asks: Sequence[Ask], step: int) -> Generated:
     Fair by construction: drafts come from histories that are added to only after both passes, so neither sees the other's output.
     """
     config = stages.config
-    sampling, plan = config.rollout.sampling(), config.speculation.plan()
-    compare = plan.n > 0 and _every(config.run.compare_plain_every, step)
+    sampling = config.rollout.sampling()
+    compare = config.speculation.drafter != "off" and _every(config.run.compare_plain_every, step)
     plain_first = compare and (step // config.run.compare_plain_every) % 2 == 0
     plain = generate(stages, asks, sampling, "comparison", plain=True) if plain_first else None
     rollouts, stats = generate(stages, asks, sampling, "generation")

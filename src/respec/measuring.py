@@ -5,19 +5,48 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
+from respec.adaptive import samples
 from respec.bench.speculation import bench_speculation
 from respec.bench.variants import variants_by_name
-from respec.config import Config
+from respec.config import Config, ModelConfig, SpeculationConfig
 from respec.errors import ConfigError
 from respec.models.load import load_policy
 from respec.report.provenance import usable_cores
+from respec.report.surface import write_surface
+from respec.rollout.draft import make_drafters
+from respec.speculation.cost_model import CostModel, fit
 from respec.standalone import model_of
 from respec.tasks.task import load_task
 from respec.weights.publish import publish
+
+
+def measure_profile(
+    model: str,
+    drafters: Sequence[str],
+    max_batch: int,
+    contexts: Sequence[int],
+    threads: int,
+    fresh: bool,
+    picture: Path,
+    say: Callable[[str], None],
+) -> CostModel:
+    """The full profile of a model on this machine, and a page that shows it. Raises ConfigError for a drafter that cannot be timed here."""
+    known = get_args(SpeculationConfig.model_fields["candidates"].annotation)[0]
+    if wrong := set(drafters) - set(get_args(known)):
+        raise ConfigError(f"--drafter takes {', '.join(get_args(known))}; got '{wrong.pop()}'")
+    torch.set_num_threads(threads or usable_cores())
+    policy = load_policy(ModelConfig(path=model_of(model)))
+    fits = [c for c in contexts if c + 256 <= policy.context_length] or [policy.context_length // 2]
+    decoder = publish(policy, "auto", 0)
+    asked = SpeculationConfig.model_validate({"candidates": tuple(drafters)})
+    taken = samples(decoder, policy.tokenizer, make_drafters(asked), max_batch, fits, False, say, fresh)
+    cost = fit(taken)
+    write_surface(picture, taken, cost)
+    return cost
 
 
 def measure_speculation(

@@ -5,18 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from respec.adaptive import make_planner
 from respec.config import Config
 from respec.models.load import Policy
 from respec.report.live import View
 from respec.report.run_dir import RunDir
 from respec.rollout.draft import make_drafters
 from respec.rollout.engine import Engine
+from respec.rollout.planner import Planner
+from respec.speculation.controller import Controller
 from respec.tasks.reward import RewardWorker
 from respec.tasks.task import Task
-from respec.types import PLAIN, Ask, EvalResult, Prompt, Rollout, RolloutStats, RoundRecord, Sampling, Stream
+from respec.types import PLAIN, Ask, EvalResult, Plan, Prompt, Rollout, RolloutStats, RoundRecord, Sampling, Stream
 from respec.weights.publish import publish
 
 
@@ -28,17 +32,24 @@ class Stages:
     policy: Policy
     task: Task
     engine: Engine
+    planner: Plan | Planner
     reward: RewardWorker
     view: View
 
 
 def build(config: Config, policy: Policy, task: Task, reward: RewardWorker, view: View, version: int) -> Stages:
     """Publishes the policy and sets the engine up around it."""
+    decoder = publish(policy, config.model.dtype, version)
     engine = Engine(
-        publish(policy, config.model.dtype, version), policy.tokenizer, policy.eos_token_ids, config.run.seed,
+        decoder, policy.tokenizer, policy.eos_token_ids, config.run.seed,
         config.rollout.max_batch, config.rollout.prefill_chunk, make_drafters(config.speculation), config.speculation.mode,
     )  # fmt: skip
-    return Stages(config, policy, task, engine, reward, view)
+    prompt = int(np.median([len(p.token_ids) for p in task.train])) if task.train else 32
+    view.phase("profile")
+    planner = make_planner(
+        config.speculation, decoder, policy.tokenizer, config.rollout.max_batch, prompt + config.rollout.max_new_tokens // 4, view.say
+    )  # fmt: skip
+    return Stages(config, policy, task, engine, planner, reward, view)
 
 
 def asks_of_step(train: Sequence[Prompt], config: Config, step: int) -> tuple[Ask, ...]:
@@ -66,7 +77,7 @@ def generate(
         rate = emitted / (time.perf_counter() - began)
         stages.view.advance(total - record.active - record.waiting, f"{record.active} active  {rate:,.0f} tokens/s")
 
-    return stages.engine.rollout(asks, sampling, PLAIN if plain else stages.config.speculation.plan(), show)
+    return stages.engine.rollout(asks, sampling, PLAIN if plain else stages.planner, show)
 
 
 def evaluate(stages: Stages, prompts: Sequence[Prompt]) -> EvalResult:
@@ -90,6 +101,11 @@ def evaluate(stages: Stages, prompts: Sequence[Prompt]) -> EvalResult:
         reward_I=right.tolist(),
         wall_s=time.perf_counter() - began,
     )
+
+
+def decisions_of(planner: Plan | Planner) -> list[dict[str, Any]]:
+    """The controller's decisions since they were last asked for, as plain values; none of a static plan."""
+    return [decision.to_dict() for decision in planner.take_decisions()] if isinstance(planner, Controller) else []
 
 
 def remember(stages: Stages, run: RunDir) -> None:

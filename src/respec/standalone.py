@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from respec.adaptive import make_planner
 from respec.config import Config, ModelConfig, SpeculationConfig, TaskConfig
 from respec.errors import ConfigError
 from respec.models.load import load_policy
@@ -89,17 +90,15 @@ def generate_alone(
     renderer = Renderer(asked, policy.tokenizer, policy.context_length, sampling.max_new_tokens)
     rows = [Row(text, {}, {}, f"prompt {number}") for number, text in enumerate(texts)]
     prompts = renderer.prompts([renderer.render(row) for row in rows], first_row=0)
+    decoder, batch = publish(policy, dtype, 0), min(64, samples * len(prompts))
     engine = Engine(
-        publish(policy, dtype, 0),
-        policy.tokenizer,
-        policy.eos_token_ids,
-        seed,
-        max_batch=64,
-        drafters=make_drafters(speculation),
+        decoder, policy.tokenizer, policy.eos_token_ids, seed, max_batch=batch, drafters=make_drafters(speculation)
     )
+    context = max(len(prompt.token_ids) for prompt in prompts) + sampling.max_new_tokens // 4
+    planner = make_planner(speculation, decoder, policy.tokenizer, batch, context, say or (lambda _: None))
     if say is not None:
         say(f"{sum(p.numel() for p in policy.model.parameters()) / 1e6:.1f} M parameters loaded")
-    return engine.rollout([Ask(prompt, Stream.BENCH, 0, samples) for prompt in prompts], sampling, speculation.plan())
+    return engine.rollout([Ask(prompt, Stream.BENCH, 0, samples) for prompt in prompts], sampling, planner)
 
 
 def model_of(path: str) -> str:

@@ -164,6 +164,7 @@ class RoundRecord:
 
     By depth (the first drafted token is depth 1, at index 0): `drafted_D` sequences had a node that deep, `tested_D` of them
     had all shallower ones accepted, `accepted_D` of those had this one accepted too. `drafted` counts all nodes, siblings included.
+    `context` is the mean of the keys a sequence attended to; `predicted` the tokens/s that the planner expected, 0 for none.
     """
 
     active: int
@@ -179,6 +180,7 @@ class RoundRecord:
     drafted_D: tuple[int, ...] = ()
     tested_D: tuple[int, ...] = ()
     accepted_D: tuple[int, ...] = ()
+    predicted: float = 0.0
 
 
 @dataclass(frozen=True)

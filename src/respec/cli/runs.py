@@ -107,7 +107,7 @@ def generate(
     top_p: Annotated[float, typer.Option(min=0, max=1)] = 1.0,
     stop: Annotated[list[str], typer.Option(help="A string that ends a completion.")] = [],
     samples: Annotated[int, typer.Option(min=1)] = 1,
-    drafter: Annotated[str, typer.Option(help="off, ngram or suffix.")] = "suffix",
+    drafter: Annotated[str, typer.Option(help="auto, off, ngram or suffix.")] = "suffix",
     seed: int = 0,
     chat: Annotated[
         str, typer.Option(help="auto, never or always: whether a prompt is a user's turn in the model's chat template.")
@@ -129,7 +129,7 @@ def generate(
     try:
         speculation = SpeculationConfig.model_validate({"drafter": drafter})
     except ValidationError:
-        raise ConfigError(f"--drafter takes off, ngram or suffix, got '{drafter}'") from None
+        raise ConfigError(f"--drafter takes auto, off, ngram or suffix, got '{drafter}'") from None
     no_bars()
     sampling = Sampling(
         max_new_tokens, temperature, top_k, top_p, 0.0, tuple(text.replace("\\n", "\n") for text in stop)
@@ -146,6 +146,29 @@ def generate(
     print(
         f"--- {stats.tokens} tokens, {stats.tokens_per_s:.0f} tokens/s, {stats.accepted_length:.2f} tokens a round and sequence"
     )
+
+
+@app.command()
+def explain(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    step: Annotated[int | None, typer.Option(help="An RL step; without it, the last one.")] = None,
+) -> None:
+    """Why the adaptive server drafted as it did: load, estimates, the best plans, and the reason, decision by decision.
+
+    Example: respec explain runs/demo --step 12
+    """
+    from respec.report.records import DECISIONS, read_decisions, recorded_steps
+    from respec.speculation.decision import Decision
+    from respec.speculation.explain import explain as explained
+
+    known = recorded_steps(run, DECISIONS)
+    if not known:
+        raise ConfigError(f"'{run}' holds no decisions: it is no run folder, or speculation.drafter was not 'auto'")
+    chosen = known[-1] if step is None else step
+    if chosen not in known:
+        raise ConfigError(f"step {chosen} has no decisions; recorded are steps {known[0]} to {known[-1]}")
+    print(f"step {chosen} of '{run}'")
+    print(explained([Decision.from_dict(item) for item in read_decisions(run, chosen)]))
 
 
 @app.command()

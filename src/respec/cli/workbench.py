@@ -40,6 +40,31 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="For a program t
     Console().print(table)
 
 
+@app.command()
+def profile(
+    model: Annotated[str, typer.Argument(help="A model folder, a run folder, a hub id, or builtin:demo.")],
+    drafter: Annotated[list[str], typer.Option(help="Drafters to time.")] = ["suffix", "ngram"],
+    max_batch: Annotated[int, typer.Option(min=1)] = 64,
+    context: Annotated[list[int], typer.Option(help="Tokens a sequence holds.")] = [64, 256],
+    threads: Annotated[int, typer.Option(min=0, help="0: all cores.")] = 0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew what is known already.")] = False,
+    picture: Annotated[Path, typer.Option(help="An HTML page of the cost surface.")] = Path("profile.html"),
+) -> None:
+    """Measure what a decode round costs on this machine, for the adaptive server. May be stopped and gone on with.
+
+    Example: respec profile models/smollm2 --max-batch 32
+    """
+    from respec.measuring import measure_profile
+
+    no_bars()
+    cost = measure_profile(
+        model, drafter, max_batch, context, threads, fresh, picture, lambda line: print(line, flush=True)
+    )
+    print(
+        f"cost model: median error {100 * cost.held_out_error:.1f} % on samples left out of the fit; picture: {picture}"
+    )
+
+
 @fetch.command("smollm2")
 def fetch_smollm2(to: Annotated[Path, typer.Option(help="Where to put it.")] = Path("models/smollm2")) -> None:
     """SmolLM2-135M-Instruct, converted once to a Hugging Face folder.

@@ -18,6 +18,7 @@ from respec.types import Plan, Prompt, Rollout, RoundRecord, ScoredRollout, Stre
 METRICS_FILE = "metrics.jsonl"
 ROLLOUTS = "rollouts"
 ROUNDS = "rounds"
+DECISIONS = "decisions"
 # Enough for a reader; resuming never depends on it.
 DECIMALS = 5
 
@@ -105,7 +106,7 @@ def step_file(run_dir: Path, folder: str, step: int) -> Path:
 
 
 def recorded_steps(run_dir: Path, folder: str) -> tuple[int, ...]:
-    """The steps that have a file in `rollouts` or `rounds`, ascending."""
+    """The steps that have a file in `rollouts`, `rounds` or `decisions`, ascending."""
     found = (run_dir / folder).glob("*.json*")
     return tuple(sorted(int(path.stem) for path in found if path.stem.isdigit()))
 
@@ -171,9 +172,27 @@ def write_rounds(run_dir: Path, step: int, rounds: Sequence[RoundRecord]) -> Non
         "plans": [[plan.drafter, plan.s, plan.t, plan.n] for plan in plans],
         "plan": [place[record.plan] for record in rounds],
         **{name: [getattr(record, name) for record in rounds] for name in _COUNTS},
-        **{name: [round(getattr(record, name), 6) for record in rounds] for name in _SECONDS},
+        **{name: [round(getattr(record, name), 6) for record in rounds] for name in _MEASURES},
     }
     write_atomic(step_file(run_dir, ROUNDS, step), json.dumps(tree, separators=(",", ":")))
+
+
+def write_decisions(run_dir: Path, step: int, decisions: Sequence[Mapping[str, Any]]) -> None:
+    """Why the plan was what it was, in this step: plain values, as the room that decides gives them."""
+    write_atomic(step_file(run_dir, DECISIONS, step), json.dumps(list(decisions), separators=(",", ":")))
+
+
+def read_decisions(run_dir: Path, step: int) -> list[dict[str, Any]]:
+    """What `write_decisions` wrote (nothing if nothing was decided). Raises RunDirError if the file is damaged."""
+    path = step_file(run_dir, DECISIONS, step)
+    if not path.exists():
+        return []
+    try:
+        return list(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise RunDirError(
+            f"'{path}' is damaged ({error!r}); remove it to go on without that step's decisions"
+        ) from None
 
 
 def read_rounds(run_dir: Path, step: int) -> tuple[RoundRecord, ...]:
@@ -184,7 +203,7 @@ def read_rounds(run_dir: Path, step: int) -> tuple[RoundRecord, ...]:
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
         plans = [Plan(*plan) for plan in tree["plans"]]
-        columns = {name: tree[name] for name in _COUNTS + _SECONDS}
+        columns = {name: tree[name] for name in _COUNTS + _MEASURES}
         return tuple(
             RoundRecord(plan=plans[plan], **{name: column[i] for name, column in columns.items()})
             for i, plan in enumerate(tree["plan"])
@@ -194,7 +213,7 @@ def read_rounds(run_dir: Path, step: int) -> tuple[RoundRecord, ...]:
 
 
 _COUNTS = ("active", "waiting", "drafted", "accepted", "emitted")
-_SECONDS = ("draft_s", "verify_s", "overhead_s")
+_MEASURES = ("draft_s", "verify_s", "overhead_s", "context", "predicted")
 
 
 def _rounded(value: float) -> float | None:

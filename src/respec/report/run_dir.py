@@ -19,7 +19,7 @@ from respec.errors import ConfigError, RunDirError
 from respec.report import events, lock, records
 from respec.report.events import EVENTS, Events
 from respec.report.provenance import provenance, usable_cores
-from respec.report.records import METRICS_FILE, ROLLOUTS, ROUNDS, StepMetrics, write_atomic
+from respec.report.records import DECISIONS, METRICS_FILE, ROLLOUTS, ROUNDS, StepMetrics, write_atomic
 from respec.types import RoundRecord, ScoredRollout
 
 CONFIG_FILE = "config.toml"
@@ -93,6 +93,7 @@ class RunDir:
         rollouts: Sequence[ScoredRollout] = (),
         rounds: Sequence[RoundRecord] = (),
         pieces: Sequence[Sequence[str]] = (),
+        decisions: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Records a step. The line in metrics.jsonl comes last and makes the step count: it is on the disk on return.
 
@@ -110,6 +111,8 @@ class RunDir:
             records.write_rollouts(self.path, step, kept, pieces)
         if rounds:
             records.write_rounds(self.path, step, rounds)
+        if decisions:
+            records.write_decisions(self.path, step, decisions)
         record = StepMetrics(step, round(time.time(), 3), dict(metrics))
         with (self.path / METRICS_FILE).open("a", encoding="utf-8") as file:
             file.write(records.metrics_line(record))
@@ -122,7 +125,7 @@ class RunDir:
     def cut_back(self, step: int) -> None:
         """Forgets everything after `step`, as if it had never happened (-1: everything): what will be generated again.
 
-        Removes lines of metrics.jsonl, files of rollouts and rounds, summary and report; rebuilds the TensorBoard events.
+        Removes lines of metrics.jsonl, files of rollouts, rounds and decisions, summary and report; rebuilds the TensorBoard events.
         Checkpoints stay.
         """
         recorded_steps = records.read_metrics(self.path)
@@ -130,7 +133,7 @@ class RunDir:
         self._close_events()
         # Lines first: were we killed in between, files without a line are cut again at the next start.
         write_atomic(self.path / METRICS_FILE, "".join(records.metrics_line(record) for record in steps))
-        for folder in (ROLLOUTS, ROUNDS):
+        for folder in (ROLLOUTS, ROUNDS, DECISIONS):
             for recorded in records.recorded_steps(self.path, folder):
                 if recorded > step:
                     records.step_file(self.path, folder, recorded).unlink()
@@ -172,7 +175,7 @@ class RunDir:
                     + "".join(f"  {line}\n" for line in differing)
                     + "set them back to go on with that run, or begin another with --set run.dir=..."
                 )
-        for folder in (ROLLOUTS, ROUNDS, CHECKPOINTS):
+        for folder in (ROLLOUTS, ROUNDS, DECISIONS, CHECKPOINTS):
             (self.path / folder).mkdir(exist_ok=True)
         write_atomic(self.path / CONFIG_FILE, tomli_w.dumps(tree_of(settled)))
         return settled
@@ -251,7 +254,7 @@ def _prepare(path: Path) -> None:
     except OSError as error:
         raise RunDirError(f"run.dir: '{path}' cannot be used as a run folder: {error}; name another") from None
     foreign = [item.name for item in path.iterdir() if item.name != lock.LOCK_FILE and not item.name.startswith(".")]
-    if not (path / CONFIG_FILE).exists() and set(foreign) - {ROLLOUTS, ROUNDS, CHECKPOINTS}:
+    if not (path / CONFIG_FILE).exists() and set(foreign) - {ROLLOUTS, ROUNDS, DECISIONS, CHECKPOINTS}:
         raise RunDirError(
             f"run.dir: '{path}' holds files ({', '.join(sorted(foreign)[:3])}) but no run; name an empty or new folder"
         )

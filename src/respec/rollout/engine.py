@@ -215,6 +215,7 @@ class Engine:
             accepted=sum(min(len(verdict.path), count) for verdict, count in zip(verdicts, counts, strict=True)),
             emitted=sum(counts), draft_s=drafted_at - planned_at, verify_s=verified_at - drafted_at,
             overhead_s=time.perf_counter() - verified_at + planned_at - began, context=context,
+            predicted=planner.predicted,
             drafted_D=_reaching(deepest), accepted_D=_reaching(stands),
             tested_D=_reaching([min(depth, accepted + 1) for depth, accepted in zip(deepest, stands, strict=True)]),
         )  # fmt: skip

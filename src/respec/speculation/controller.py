@@ -101,9 +101,20 @@ class Controller:
         self._decisions: deque[Decision] = deque(maxlen=settings.decisions)
 
     @property
+    def predicted(self) -> float:
+        """Tokens/s that the plan given last promises, as it was seen then."""
+        return float(self._view.goodput_P[self._running]) if self._view is not None else 0.0
+
+    @property
     def decisions(self) -> tuple[Decision, ...]:
         """The latest decisions, oldest first: one each time the plan changed."""
         return tuple(self._decisions)
+
+    def take_decisions(self) -> tuple[Decision, ...]:
+        """The decisions made since this was last asked, which are then forgotten here: what a run folder keeps, step by step."""
+        taken = tuple(self._decisions)
+        self._decisions.clear()
+        return taken
 
     def plan(self, load: Load) -> Plan:
         """The plan for the round that is about to start."""

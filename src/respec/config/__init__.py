@@ -1,0 +1,36 @@
+"""The configuration: read from TOML, changed by `--set a.b=value`, never by the program."""
+
+from respec.config.reading import load_config, parse_config
+from respec.config.sections import (
+    CheckpointConfig,
+    Config,
+    EvalConfig,
+    ModelConfig,
+    PolicyConfig,
+    ReportConfig,
+    RewardConfig,
+    RolloutConfig,
+    Room,
+    RunConfig,
+    SpeculationConfig,
+    TaskConfig,
+    WarmupConfig,
+)
+
+__all__ = [
+    "CheckpointConfig",
+    "Config",
+    "EvalConfig",
+    "ModelConfig",
+    "PolicyConfig",
+    "ReportConfig",
+    "RewardConfig",
+    "RolloutConfig",
+    "Room",
+    "RunConfig",
+    "SpeculationConfig",
+    "TaskConfig",
+    "WarmupConfig",
+    "load_config",
+    "parse_config",
+]
