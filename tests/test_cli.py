@@ -22,7 +22,9 @@ from respec.weights.checkpoint import latest_checkpoint
 
 ROOT = Path(__file__).parents[1]
 DEMO = str(ROOT / "examples" / "demo.toml")
-COMMANDS = ("train", "warmup", "eval", "generate", "bench rollout", "report", "doctor", "fetch smollm2")
+COMMANDS = (
+    "train", "warmup", "eval", "generate", "bench rollout", "bench speculation", "report", "explain", "profile", "doctor", "fetch smollm2",
+)  # fmt: skip
 # The demo, so small that a step takes about a second.
 SMALL = {
     "task.train_size": 16,
@@ -94,8 +96,8 @@ def test_help_does_not_wait_for_torch() -> None:
         (("warmup", DEMO, "--set", "warmup.steps=0"), "there is nothing to do"),
         (("eval", "absent"), "no configuration file at 'absent'"),
         (("generate", "/absent", "--prompt", "x"), "there is no folder '/absent'"),
-        (("generate", "builtin:demo", "--prompt", "x", "--drafter", "oracle"), "off, ngram or suffix, got 'oracle'"),
-        (("generate", "builtin:demo", "--prompt", "1 + 1\\n", "--max-new-tokens", "9999"), "does not fit the model's"),
+        (("generate", "builtin:demo", "--prompt", "x", "--drafter", "oracle"), "auto, off, ngram or suffix, got 'oracle'"),
+        (("generate", "builtin:demo", "--prompt", "1 + 1\\n", "--max-new-tokens", "9999"), "leaves room for 0"),
         (("report", "absent"), "'absent' is not a run folder"),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",

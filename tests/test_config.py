@@ -45,7 +45,7 @@ MISTAKES = {
     "draft too long": ("speculation.s=65", r"speculation\.s: .*less than or equal to 64"),
     "no time for a reward": ("task.reward=[{ timeout_s = 0 }]", r"timeout_s: .*greater than 0"),
     "unknown algorithm": ("policy.algorithm=ppo", r"policy\.algorithm: .*'grpo'.*'rloo'", r"got 'ppo'"),
-    "unknown drafter": ("speculation.drafter=eagle", r"speculation\.drafter: .*'suffix'", r"got 'eagle'"),
+    "unknown drafter": ("speculation.drafter=oracle", r"speculation\.drafter: .*'suffix'", r"got 'oracle'"),
     "unknown kind of task": ("task.kind=csv", r"task\.kind: .*'jsonl'", r"got 'csv'"),
     "unknown dtype": ("model.dtype=float16", r"model\.dtype: .*'bfloat16'", r"got 'float16'"),
     "unknown device": ("model.device=tpu", r"model\.device: .*'cuda'", r"got 'tpu'"),
@@ -147,7 +147,11 @@ def test_sampling_and_plan_come_from_their_sections(least: Path) -> None:
     )
     assert config.rollout.sampling() == Sampling(9, 1.0, 0, 1.0, 0.1, ("\n",))
     assert config.eval_sampling() == Sampling(9, 0.0, 5, 1.0, 0.0, ("\n",))
-    assert config.speculation.plan() == Plan("suffix", 6, 1, 6)
+    assert config.speculation.drafter == "auto" and config.speculation.plan() == PLAIN
+    static = load_config(least, ("speculation.drafter=suffix", "speculation.s=6"))
+    assert static.speculation.plan() == Plan("suffix", 6, 1, 6)
+    tree = load_config(least, ("speculation.drafter=suffix", "speculation.s=6", "speculation.t=3", "speculation.n=16"))
+    assert tree.speculation.plan() == Plan("suffix", 6, 3, 16)
     assert load_config(least, ("speculation.drafter=off",)).speculation.plan() == PLAIN
 
 
