@@ -96,7 +96,10 @@ def test_help_does_not_wait_for_torch() -> None:
         (("warmup", DEMO, "--set", "warmup.steps=0"), "there is nothing to do"),
         (("eval", "absent"), "no configuration file at 'absent'"),
         (("generate", "/absent", "--prompt", "x"), "there is no folder '/absent'"),
-        (("generate", "builtin:demo", "--prompt", "x", "--drafter", "oracle"), "auto, off, ngram or suffix, got 'oracle'"),
+        (
+            ("generate", "builtin:demo", "--prompt", "x", "--drafter", "oracle"),
+            "auto, off, ngram or suffix, got 'oracle'",
+        ),
         (("generate", "builtin:demo", "--prompt", "1 + 1\\n", "--max-new-tokens", "9999"), "leaves room for 0"),
         (("report", "absent"), "'absent' is not a run folder"),
     ],

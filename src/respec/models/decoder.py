@@ -68,7 +68,7 @@ class Pass:
 
 
 class KVStore(Protocol):
-    """The tensors of a KV cache; `rollout.kv_cache` owns them. Keys lie in tiles of sixteen: see kernels.c."""
+    """The tensors of a KV cache; `rollout.kv_cache` owns them. Keys lie in tiles of sixteen: see native/layers.c."""
 
     keys: list[Float[Tensor, "slots kv_heads tiles dim 16"]]
     values: list[Float[Tensor, "slots kv_heads capacity dim"]]

@@ -1,6 +1,6 @@
 """The native decoding kernels: built once with the system's C compiler, bound by ctypes.
 
-`kernels.c` says what they guarantee. Where there is no compiler, `available()` says so with the reason, and the engine takes
+`native/lanes.h` says what they guarantee. Where there is no compiler, `available()` says so with the reason, and the engine takes
 the PyTorch path (`models/attention.py`), slower and under the padding rules that keep it exact.
 """
 
@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float, Int64, UInt64
 from torch import Tensor
 
-SOURCE = Path(__file__).with_name("kernels.c")
+SOURCES = Path(__file__).with_name("native")
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared")
 GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -168,7 +168,8 @@ def _library() -> ctypes.CDLL:
     if os.environ.get("RESPEC_NATIVE") == "0":
         raise OSError("switched off by RESPEC_NATIVE=0")
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    tag = "\n".join((SOURCE.read_text(), *FLAGS, platform.machine(), _processor(), compiler or ""))
+    files = sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.c")])
+    tag = "\n".join((*(file.read_text() for file in files), *FLAGS, platform.machine(), _processor(), compiler or ""))
     folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "respec"
     path = folder / f"kernels-{hashlib.sha256(tag.encode()).hexdigest()[:16]}.so"
     if not path.exists():
@@ -192,7 +193,7 @@ def _build(compiler: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
             built = Path(scratch) / path.name
-            command = [compiler, *FLAGS, "-o", str(built), str(SOURCE), "-lm"]
+            command = [compiler, *FLAGS, "-o", str(built), *map(str, sorted(SOURCES.glob("*.c"))), "-lm"]
             done = subprocess.run(command, capture_output=True, text=True, timeout=300)
             if done.returncode:
                 raise OSError(f"'{' '.join(command)}' failed: {done.stderr.strip()[-400:]}")

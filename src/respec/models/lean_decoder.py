@@ -1,6 +1,6 @@
 """A lean fused decoder for the Llama / Qwen2 / Qwen3 families on a CPU: four products and four kernels a layer.
 
-QKV and gate/up are fused, linear layers prepacked, the rest runs in `kernels.c`, where a row's result depends on nothing but the row. The
+QKV and gate/up are fused, linear layers prepacked, the rest runs in `native/`, where a row's result depends on nothing but the row. The
 residual stream stays in float32, products in the snapshot's dtype. A test holds its logits to transformers' own.
 """
 

@@ -195,8 +195,13 @@ const drawRounds = chart("rounds", "No decode rounds were recorded.", () => {
   });
   if (step.waiting.some((n) => n > 0)) traces.push({ x: step.start, y: step.waiting, name: "waiting", mode: "lines",
     line: { color: colour("soft"), width: 1.2, dash: "dot", shape: "hv" }, hovertemplate: "%{y} waiting" });
+  const rates = step.predicted.some((rate) => rate > 0);
+  if (rates) traces.push(
+    { x: step.start, y: step.rate, name: "measured tokens/s", yaxis: "y2", mode: "lines", line: { color: colour("ink"), width: 1.4 }, hovertemplate: "%{y:,.0f} tokens/s" },
+    { x: step.start, y: step.predicted, name: "predicted tokens/s", yaxis: "y2", mode: "lines", line: { color: colour("red"), width: 1.2, dash: "dash" }, hovertemplate: "%{y:,.0f} predicted" });
   return { traces, layout: { showlegend: true, hovermode: "closest", xaxis: { title: { text: "seconds of decoding", standoff: 6 }, range: [0, step.end], ticksuffix: " s" },
-    yaxis: { range: [0, 1.06 * Math.max(...step.active, ...step.waiting)] } } };
+    yaxis: { range: [0, 1.06 * Math.max(...step.active, ...step.waiting)], title: { text: "active" } },
+    ...(rates ? { yaxis2: { overlaying: "y", side: "right", rangemode: "tozero", showgrid: false, title: { text: "tokens/s" } } } : {}) } };
 });
 steps("rounds-step", DATA.rounds, DATA.rounds.length - 1, drawRounds);
 if (DATA.rounds.length) drawRounds();
@@ -215,7 +220,8 @@ chart("mismatch", "Not recorded in this run.", () => series("policy/mismatch_mea
   layout: { yaxis: { type: "log", exponentformat: "power", dtick: 1 } } } : null);
 
 // ---- rollouts ----
-const WHO = { target: "the policy itself", ngram: "n-gram drafter", suffix: "suffix drafter" };
+const WHO = { target: "the policy itself", ngram: "n-gram drafter", suffix: "suffix drafter", previous: "last epoch's answer",
+  model: "small model", self_quant: "quantized policy", eagle: "EAGLE-3 head" };
 for (const name of DATA.proposers) $("legend").append(make("span", "p-" + name, WHO[name] || name));
 
 function tokens(rollout) {

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from respec.errors import RunDirError
 from respec.report import records
@@ -173,6 +174,9 @@ def _length(run_dir: Path, step: int) -> np.ndarray:
     return np.array([len(kept.scored.rollout.token_T) for kept in records.read_kept(run_dir, step)], np.int64)
 
 
+RATE_ROUNDS = 9
+
+
 def _rounds(run_dir: Path, step: int) -> dict[str, Any]:
     rounds = records.read_rounds(run_dir, step)
     seconds_R = np.array([record.draft_s + record.verify_s + record.overhead_s for record in rounds])
@@ -186,7 +190,15 @@ def _rounds(run_dir: Path, step: int) -> dict[str, Any]:
         "accepted": [record.accepted for record in rounds],
         "emitted": [record.emitted for record in rounds],
         "plan": [plan_name(record.plan) for record in rounds],
+        "rate": np.round(_running_rate(np.array([r.emitted for r in rounds], float), seconds_R), 1).tolist(),
+        "predicted": [round(record.predicted, 1) for record in rounds],
     }
+
+
+def _running_rate(emitted_R: Float[np.ndarray, "R"], seconds_R: Float[np.ndarray, "R"]) -> Float[np.ndarray, "R"]:
+    """Tokens/s around each round: one round's own says more of luck than of the plan."""
+    window = np.ones(min(RATE_ROUNDS, max(1, len(emitted_R))))
+    return np.convolve(emitted_R, window, "same") / np.maximum(np.convolve(seconds_R, window, "same"), 1e-9)
 
 
 def plan_name(plan: Plan) -> str:
