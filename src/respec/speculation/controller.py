@@ -145,8 +145,9 @@ class Controller:
             self._residual.observe(index, record.active, ratio, float(promise.luck_P[at]) ** 2)
         factor, _ = self._residual.at(record.active)
         plain_s = record.emitted / float(promise.rate_P[0] * factor[0])
-        if self._guard.observe(record.plan.drafter, seconds, plain_s, self._probe is not None):
-            self._key = ()
+        barred = self._guard.observe(record.plan.drafter, seconds, plain_s, self._probe is not None)
+        if barred or self._probe is not None:
+            self._key = ()  # news, to be looked at before the next round
 
     def swap(self, version: Version) -> None:
         """Weights have changed: what was seen of acceptance counts less. Called by `plan` when it meets a new version."""
