@@ -25,6 +25,7 @@ from respec.rollout.tree import DraftTree
 from respec.speculation.acceptance import Acceptance
 from respec.speculation.controller import Controller
 from respec.speculation.cost_model import CostModel, CostSample, fit
+from respec.speculation.pace import PacedController
 from respec.speculation.profile import Cell, grid, load, measure, save
 from respec.types import Ask, Plan, Prompt, Proposer, Rollout, RoundRecord, Sampling, Stream
 
@@ -69,7 +70,7 @@ def make_planner(
     max_batch: int,
     context: int,
     say: Callable[[str], None],
-) -> Plan | Controller:
+) -> Plan | PacedController:
     """The configured static plan; for `auto` the controller of one engine, for as long as it lives.
 
     Where this machine and model have no profile yet, the controller starts from a brief one, made here.
@@ -80,9 +81,10 @@ def make_planner(
     return make_controller(cost, config, max_batch)
 
 
-def make_controller(cost: CostModel, config: SpeculationConfig, largest: int) -> Controller:
+def make_controller(cost: CostModel, config: SpeculationConfig, largest: int) -> PacedController:
     """A controller over the candidates' plans, for batches of up to `largest`."""
-    return Controller(plans_for(config.candidates, config.s), cost, Acceptance(depth=config.s), largest=largest)
+    plans = plans_for(config.candidates, config.s)
+    return PacedController(Controller(plans, cost, Acceptance(depth=config.s), largest=largest))
 
 
 def profile(

@@ -17,7 +17,7 @@ from respec.report.run_dir import RunDir
 from respec.rollout.draft import make_drafters
 from respec.rollout.engine import Engine
 from respec.rollout.planner import Planner
-from respec.speculation.controller import Controller
+from respec.speculation.pace import PacedController
 from respec.tasks.reward import RewardWorker
 from respec.tasks.task import Task
 from respec.types import PLAIN, Ask, EvalResult, Plan, Prompt, Rollout, RolloutStats, RoundRecord, Sampling, Stream
@@ -105,7 +105,7 @@ def evaluate(stages: Stages, prompts: Sequence[Prompt]) -> EvalResult:
 
 def decisions_of(planner: Plan | Planner) -> list[dict[str, Any]]:
     """The controller's decisions since they were last asked for, as plain values; none of a static plan."""
-    return [decision.to_dict() for decision in planner.take_decisions()] if isinstance(planner, Controller) else []
+    return [decision.to_dict() for decision in planner.take_decisions()] if isinstance(planner, PacedController) else []
 
 
 def remember(stages: Stages, run: RunDir) -> None:

@@ -149,6 +149,16 @@ class Controller:
         if barred or self._probe is not None:
             self._key = ()  # news, to be looked at before the next round
 
+    @property
+    def probing(self) -> bool:
+        """Whether the plan given last is a probe."""
+        return self._probe is not None
+
+    def passed(self, seconds: float) -> None:
+        """A round under the standing plan that nobody looked at: it counts as time, and teaches nothing."""
+        self._round += 1
+        self._account(seconds)
+
     def swap(self, version: Version) -> None:
         """Weights have changed: what was seen of acceptance counts less. Called by `plan` when it meets a new version."""
         if self._version is not None and version != self._version:

@@ -1,0 +1,63 @@
+"""Keeps a controller's thinking to a small share of the time it decides about: where rounds are short, it looks at some of them only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from respec.speculation.controller import Controller
+from respec.speculation.decision import Decision
+from respec.types import Load, Plan, RoundRecord
+
+
+class PacedController:
+    """A controller that looks at a round when its load has changed, when it is probing, or when it has time: `share` of all seconds so
+    far, and `grace_s` to begin with. Between looks the plan stands, and rounds are only counted.
+
+    A look costs some 200 microseconds; rounds of a small model on a CPU take four times that.
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        share: float = 0.01,
+        grace_s: float = 0.05,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.controller = controller
+        self._share, self._clock = share, clock
+        self._elapsed_s, self._thought_s = 0.0, -grace_s
+        self._load: Load | None = None
+        self._standing = Plan()
+        self._looks = True
+
+    @property
+    def predicted(self) -> float:
+        """Tokens/s that the standing plan promised when it was last looked at."""
+        return self.controller.predicted
+
+    def plan(self, load: Load) -> Plan:
+        """The plan for the round that is about to start."""
+        before = self._load
+        changed = before is None or (load.active, load.version) != (before.active, before.version)
+        self._looks = changed or self.controller.probing or self._thought_s <= self._share * self._elapsed_s
+        if self._looks:
+            began = self._clock()
+            self._load, self._standing = load, self.controller.plan(load)
+            self._thought_s += self._clock() - began
+        return self._standing
+
+    def observe(self, record: RoundRecord) -> None:
+        """Learns from a round that was looked at."""
+        seconds = record.draft_s + record.verify_s + record.overhead_s
+        self._elapsed_s += seconds
+        if self._looks:
+            began = self._clock()
+            self.controller.observe(record)
+            self._thought_s += self._clock() - began
+        else:
+            self.controller.passed(seconds)
+
+    def take_decisions(self) -> tuple[Decision, ...]:
+        """See Controller.take_decisions."""
+        return self.controller.take_decisions()
