@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import torch
 
-from respec.adaptive import samples
+from respec.adaptive import make_controller, profile, samples
 from respec.bench.speculation import bench_speculation
 from respec.bench.variants import variants_by_name
 from respec.config import Config, ModelConfig, SpeculationConfig
@@ -18,6 +19,7 @@ from respec.models.load import load_policy
 from respec.report.provenance import usable_cores
 from respec.report.surface import write_surface
 from respec.rollout.draft import make_drafters
+from respec.rollout.planner import Planner
 from respec.speculation.cost_model import CostModel, fit
 from respec.standalone import model_of
 from respec.tasks.task import load_task
@@ -73,6 +75,14 @@ def measure_speculation(
         "model": Path(chosen.path).name, "task": config.task.dataset or str(config.task.path), "temperature": temperature, "group": group,
         "max_new_tokens": sampling.max_new_tokens, "dtype": str(decoder.shape.dtype).removeprefix("torch."),
     }  # fmt: skip
+    prompt = int(np.median([len(p.token_ids) for p in task.held_out]))
+
+    def controller(asked: SpeculationConfig) -> Planner:
+        contexts = (prompt + sampling.max_new_tokens // 4,)
+        cost = profile(decoder, policy.tokenizer, make_drafters(asked), max(batches), contexts, True, say)
+        return make_controller(cost, asked, max(batches))
+
+    chosen_ways = variants_by_name(variants, config.speculation, controller)
     return bench_speculation(
-        policy, decoder, task.held_out, variants_by_name(variants, config.speculation), batches, group, sampling, repeats, out, about, say
-    )  # fmt: skip
+        policy, decoder, task.held_out, chosen_ways, batches, group, sampling, repeats, out, about, say
+    )

@@ -82,10 +82,10 @@ def bench_speculation(
                 f"batch {batch:3d}  {variant.label:24s} {rows[-1]['ratio']:.2f}x  accepted length {rows[-1]['accepted_length']:.2f}  "
                 f"({rows[-1]['tokens_per_s']:.0f} against {rows[-1]['off_tokens_per_s']:.0f} tokens/s)"
             )
-    return write_result(
-        out,
-        {"what": "speculation against plain decoding in the same engine", **about, "repeats": repeats, "rows": rows},
-    )
+    return write_result(out, {
+        "what": "speculation against plain decoding in the same engine", **about, "repeats": repeats, "rows": rows,
+        "auto": [_auto([row for row in rows if row["batch"] == batch]) for batch in batches] if _has_auto(variants) else None,
+    })  # fmt: skip
 
 
 def _run(
@@ -129,6 +129,32 @@ def _row(batch: int, variant: Variant, ours: Sequence[Timed], plain: Sequence[Ti
         "overhead_s": sum(t.stats.overhead_s for t in ours), "identical": all(same) if variant.mode == "matching" else None,
         "policy_entropy": float(entropy.mean()), "completions": len(plain[0].rollouts),
     }  # fmt: skip
+
+
+def _has_auto(variants: Sequence[Variant]) -> bool:
+    return any(variant.label.startswith("auto") for variant in variants)
+
+
+def _auto(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """`auto` against plain decoding, and against the best static plan: picked on the even repeats, compared on the odd ones."""
+    auto = next(row for row in rows if row["variant"].startswith("auto"))
+    static = [row for row in rows if row is not auto]
+    found = {"batch": auto["batch"], "over_off": auto["ratio"], "over_off_interval": bootstrap(auto["ratios"])}
+    if not static or len(auto["ratios"]) < 2:
+        return found
+    best = max(static, key=lambda row: statistics.median(row["ratios"][::2]))
+    against = [mine / theirs for mine, theirs in zip(auto["ratios"][1::2], best["ratios"][1::2], strict=True)]
+    return found | {
+        "best_static": best["variant"], "over_best_static": statistics.median(against),
+        "over_best_static_interval": bootstrap(against),
+    }  # fmt: skip
+
+
+def bootstrap(values: Sequence[float], draws: int = 2000) -> tuple[float, float]:
+    """The middle 95 % of the medians of resamples (Efron 1979), from a fixed seed."""
+    chosen = np.random.default_rng(0).choice(np.array(values), (draws, len(values)))
+    low, high = np.quantile(np.median(chosen, axis=1), (0.025, 0.975))
+    return float(low), float(high)
 
 
 def _by_depth(counts: Sequence[tuple[int, ...]]) -> list[int]:

@@ -3,32 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from respec.bench.speculation import Variant
 from respec.config import SpeculationConfig
 from respec.errors import ConfigError
 from respec.rollout.draft import make_drafters
-from respec.types import Plan
+from respec.rollout.planner import Planner
+from respec.types import PLAIN, Load, Plan, RoundRecord
 
-WITH_HISTORY = "+history"
+HISTORY = "+history"
+REJECTION = "+rejection"
+FORM = (
+    f"auto, drafter, drafter:s or drafter:s:t:n; then @b for 'only while at most b are active', {HISTORY}, {REJECTION}"
+)
 
 
-def variants_by_name(names: Sequence[str], base: SpeculationConfig) -> list[Variant]:
-    """`drafter[:s[:t:n]][+history]` each, for example `suffix`, `suffix:8`, `suffix:6:3:16+history`.
+@dataclass(frozen=True)
+class OnOff:
+    """One plan while at most `most` sequences are active, plain decoding above: what most engines offer."""
+
+    on: Plan
+    most: int
+    predicted: float = 0.0
+
+    def plan(self, load: Load) -> Plan:
+        return self.on if load.active <= self.most else PLAIN
+
+    def observe(self, record: RoundRecord) -> None:
+        """Nothing: it has decided."""
+
+
+def variants_by_name(
+    names: Sequence[str], base: SpeculationConfig, controller: Callable[[SpeculationConfig], Planner]
+) -> list[Variant]:
+    """One variant a name; `controller` makes the planner of `auto`, which lives on over all repeats, as it does in a run.
 
     Raises ConfigError for a name that is none.
     """
-    return [_variant(name, base) for name in names]
+    return [_variant(name, base, controller) for name in names]
 
 
-def _variant(name: str, base: SpeculationConfig) -> Variant:
-    drafter, *numbers = name.removesuffix(WITH_HISTORY).split(":")
+def _variant(name: str, base: SpeculationConfig, controller: Callable[[SpeculationConfig], Planner]) -> Variant:
+    word, *options = name.split("+")
+    word, _, most = word.partition("@")
+    drafter, *numbers = word.split(":")
     try:
         s, t, n = (int(numbers[0]) if numbers else base.s, *(map(int, numbers[1:]) if len(numbers) > 1 else (1, 0)))
-        config = SpeculationConfig.model_validate(base.model_dump() | {"drafter": drafter, "s": s, "t": t, "n": n})
+        mode = "rejection" if REJECTION[1:] in options else base.mode
+        change = {"drafter": drafter, "s": s, "t": t, "n": n, "mode": mode}
+        config = SpeculationConfig.model_validate(base.model_dump() | change)
+        limit = int(most) if most else None
+        if set(options) - {HISTORY[1:], REJECTION[1:]}:
+            raise ValueError(options)
     except ValueError as error:
-        raise ConfigError(
-            f"'{name}' is no variant; write drafter, drafter:s or drafter:s:t:n, with or without {WITH_HISTORY}"
-        ) from error
-    plan: Callable[[], Plan] = config.plan
-    return Variant(name, lambda: make_drafters(config), plan, name.endswith(WITH_HISTORY), config.mode)
+        raise ConfigError(f"'{name}' is no variant; write {FORM}") from error
+    if drafter == "auto":
+        living = controller(config)
+        plan: Callable[[], Plan | Planner] = lambda: living  # noqa: E731
+    elif limit is not None:
+        plan = lambda: OnOff(config.plan(), limit)  # noqa: E731
+    else:
+        plan = config.plan
+    return Variant(name, lambda: make_drafters(config), plan, HISTORY[1:] in options, config.mode)
