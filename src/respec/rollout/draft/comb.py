@@ -15,7 +15,9 @@ import torch
 from jaxtyping import Float, Float64, Int64, UInt64
 from torch import Tensor
 
+from respec.models.decoder import Decoder
 from respec.rollout.draft.protocol import DraftContext
+from respec.rollout.kv_cache import KVCache
 from respec.rollout.randomness import Lane, token_key
 from respec.rollout.request import Request
 from respec.rollout.sampling import draw, process, race, racers
@@ -113,6 +115,45 @@ def grow(combs: Sequence[Comb], logits: Float[Tensor, "R V"], context: DraftCont
     first = [comb.width_D[len(comb.chain)] for comb in combs]
     for comb, arrivals in zip(combs, race_rows(logits, keys, first, context), strict=True):
         comb.add(arrivals)
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Tokens of one sequence from position `start` on, the last of them the pending one: what a draft decoder is to read first."""
+
+    slot: int
+    start: int
+    tokens: Sequence[int]
+
+
+def by_steps(
+    decoder: Decoder, cache: KVCache, combs: Sequence[Comb], feeds: Sequence[Feed], context: DraftContext, chunk: int
+) -> None:
+    """Grows combs with a decoder: passes of at most `chunk` tokens over what it has to read, then one over all chains' ends a depth."""
+    hidden = _read(decoder, cache, feeds, chunk)
+    growing = list(zip(combs, (feed.slot for feed in feeds), strict=True))
+    while growing:
+        grow([comb for comb, _ in growing], decoder.logits(hidden), context)
+        growing = [(comb, slot) for comb, slot in growing if comb.wants]
+        if growing:
+            tokens, slots, positions = zip(
+                *((comb.chain[-1], slot, comb.request.length - 1 + len(comb.chain)) for comb, slot in growing),
+                strict=True,
+            )
+            hidden = decoder.hidden(np.array(tokens), np.array(slots), np.array(positions), cache).hidden
+
+
+def _read(
+    decoder: Decoder, cache: KVCache, feeds: Sequence[Feed], chunk: int
+) -> Float[Tensor, "feeds hidden"]:
+    """The hidden state at each feed's last token."""
+    lengths = np.array([len(feed.tokens) for feed in feeds])
+    tokens = np.array([token for feed in feeds for token in feed.tokens], np.int64)
+    slots = np.repeat(np.array([feed.slot for feed in feeds], np.int64), lengths)
+    positions = np.concatenate([np.arange(feed.start, feed.start + len(feed.tokens)) for feed in feeds])
+    parts = [slice(start, start + chunk) for start in range(0, len(tokens), chunk)]
+    passes = [decoder.hidden(tokens[part], slots[part], positions[part], cache).hidden for part in parts]
+    return torch.cat(passes)[torch.from_numpy(np.cumsum(lengths) - 1)]
 
 
 def _among(
