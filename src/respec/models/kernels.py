@@ -161,21 +161,7 @@ def _threads() -> int:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """Loads the library, building it first if this source, these flags and this processor have not been seen before.
-
-    Raises OSError when it can be neither found nor built.
-    """
-    if os.environ.get("RESPEC_NATIVE") == "0":
-        raise OSError("switched off by RESPEC_NATIVE=0")
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    tag = "\n".join((SOURCE.read_text(), *FLAGS, platform.machine(), _processor(), compiler or ""))
-    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "respec"
-    path = folder / f"kernels-{hashlib.sha256(tag.encode()).hexdigest()[:16]}.so"
-    if not path.exists():
-        if compiler is None:
-            raise OSError("no C compiler found (cc, gcc or clang); install one to get the native kernels")
-        _build(compiler, path)
-    library = ctypes.CDLL(str(path))
+    library = compiled(SOURCE)
     i64, i32, f32, f64, ptr = ctypes.c_int64, ctypes.c_int, ctypes.c_float, ctypes.c_double, ctypes.c_void_p
     library.add_rmsnorm.argtypes = [ptr, ptr, ptr, f32, ptr, i64, i64, i32, i32]
     library.silu_mul.argtypes = [ptr, ptr, i64, i64, i32, i32]
@@ -187,12 +173,30 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def _build(compiler: str, path: Path) -> None:
+def compiled(source: Path) -> ctypes.CDLL:
+    """Loads a source's library, building it first if this source, these flags and this processor have not been seen before.
+
+    Raises OSError when it can be neither found nor built.
+    """
+    if os.environ.get("RESPEC_NATIVE") == "0":
+        raise OSError("switched off by RESPEC_NATIVE=0")
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    tag = "\n".join((source.read_text(), *FLAGS, platform.machine(), _processor(), compiler or ""))
+    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "respec"
+    path = folder / f"{source.stem}-{hashlib.sha256(tag.encode()).hexdigest()[:16]}.so"
+    if not path.exists():
+        if compiler is None:
+            raise OSError("no C compiler found (cc, gcc or clang); install one to get the native kernels")
+        _build(compiler, source, path)
+    return ctypes.CDLL(str(path))
+
+
+def _build(compiler: str, source: Path, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
             built = Path(scratch) / path.name
-            command = [compiler, *FLAGS, "-o", str(built), str(SOURCE), "-lm"]
+            command = [compiler, *FLAGS, "-o", str(built), str(source), "-lm"]
             done = subprocess.run(command, capture_output=True, text=True, timeout=300)
             if done.returncode:
                 raise OSError(f"'{' '.join(command)}' failed: {done.stderr.strip()[-400:]}")

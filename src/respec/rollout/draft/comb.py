@@ -143,9 +143,7 @@ def by_steps(
             hidden = decoder.hidden(np.array(tokens), np.array(slots), np.array(positions), cache).hidden
 
 
-def _read(
-    decoder: Decoder, cache: KVCache, feeds: Sequence[Feed], chunk: int
-) -> Float[Tensor, "feeds hidden"]:
+def _read(decoder: Decoder, cache: KVCache, feeds: Sequence[Feed], chunk: int) -> Float[Tensor, "feeds hidden"]:
     """The hidden state at each feed's last token."""
     lengths = np.array([len(feed.tokens) for feed in feeds])
     tokens = np.array([token for feed in feeds for token in feed.tokens], np.int64)
