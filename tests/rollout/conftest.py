@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 
 import numpy as np
@@ -49,6 +50,22 @@ def make_policy(tokenizer):
                 parameter.mul_(3.0 if parameter.ndim > 1 else 1.0)
         use_packed_attention(model)
         return Policy(model, tokenizer, (1,), 0, 512)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def near():
+    """A policy whose weights are another's with noise of this relative size: a drafter that is often right."""
+
+    def make(policy: Policy, noise: float = 0.1) -> Policy:
+        model = copy.deepcopy(policy.model)
+        generator = torch.Generator().manual_seed(9)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                shaken = torch.randn(parameter.shape, generator=generator).to(parameter) * parameter.std() * noise
+                parameter.add_(shaken if parameter.ndim > 1 else 0)
+        return Policy(model, policy.tokenizer, policy.eos_token_ids, policy.pad_token_id, policy.context_length)
 
     return make
 

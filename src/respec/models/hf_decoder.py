@@ -17,13 +17,20 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from respec.models.attention import lay_out
 from respec.models.decoder import Branches, DecodeShape, KVStore, Pass
-from respec.models.linear import PackedLinear
+from respec.models.linear import MakeLinear, PackedLinear
 
 
 class HFDecoder:
-    """A `Decoder` over a copy of a Hugging Face causal LM."""
+    """A `Decoder` over a copy of a Hugging Face causal LM; `linear` makes its products."""
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, device: torch.device, version: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        dtype: torch.dtype,
+        device: torch.device,
+        version: int,
+        linear: MakeLinear = PackedLinear,
+    ) -> None:
         self.version = version
         self.shape = DecodeShape.of(model.config, dtype, device)
         config = copy.deepcopy(model.config)
@@ -38,7 +45,7 @@ class HFDecoder:
         for name, module in list(snapshot.named_modules()):
             if isinstance(module, nn.Linear):
                 weight, bias = module.weight.data, module.bias.data if module.bias is not None else None
-                _set(snapshot, name, PackedLinear(weight, bias))
+                _set(snapshot, name, linear(weight, bias))
         snapshot.eval()
         self._body, self._head = snapshot.model, snapshot.lm_head
 

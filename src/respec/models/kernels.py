@@ -161,7 +161,21 @@ def _threads() -> int:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """Loads the library, building it first if this source, these flags and this processor have not been seen before.
+    library = compiled()
+    i64, i32, f32, f64, ptr = ctypes.c_int64, ctypes.c_int, ctypes.c_float, ctypes.c_double, ctypes.c_void_p
+    library.add_rmsnorm.argtypes = [ptr, ptr, ptr, f32, ptr, i64, i64, i32, i32]
+    library.silu_mul.argtypes = [ptr, ptr, i64, i64, i32, i32]
+    library.rope_write.argtypes = [ptr] * 8 + [f32, ptr, ptr, ptr, i64, i32, i32, i32, i64, i32, i32]
+    library.attention.argtypes = [ptr] * 7 + [i64, ptr, i64, i32, i32, i32, i64, f32, i32, i32]
+    library.draw.argtypes = [ptr, i64, i64, f32, i32, i64, f64, f64, i64, ptr, ptr, ptr, ptr, ptr, i32, i32]
+    for name in ("add_rmsnorm", "silu_mul", "rope_write"):
+        getattr(library, name).restype = None
+    return library
+
+
+@functools.cache
+def compiled() -> ctypes.CDLL:
+    """Loads the library of all that is in `native/`, building it first if these sources, these flags and this processor have not been seen before.
 
     Raises OSError when it can be neither found nor built.
     """
@@ -176,16 +190,7 @@ def _library() -> ctypes.CDLL:
         if compiler is None:
             raise OSError("no C compiler found (cc, gcc or clang); install one to get the native kernels")
         _build(compiler, path)
-    library = ctypes.CDLL(str(path))
-    i64, i32, f32, f64, ptr = ctypes.c_int64, ctypes.c_int, ctypes.c_float, ctypes.c_double, ctypes.c_void_p
-    library.add_rmsnorm.argtypes = [ptr, ptr, ptr, f32, ptr, i64, i64, i32, i32]
-    library.silu_mul.argtypes = [ptr, ptr, i64, i64, i32, i32]
-    library.rope_write.argtypes = [ptr] * 8 + [f32, ptr, ptr, ptr, i64, i32, i32, i32, i64, i32, i32]
-    library.attention.argtypes = [ptr] * 7 + [i64, ptr, i64, i32, i32, i32, i64, f32, i32, i32]
-    library.draw.argtypes = [ptr, i64, i64, f32, i32, i64, f64, f64, i64, ptr, ptr, ptr, ptr, ptr, i32, i32]
-    for name in ("add_rmsnorm", "silu_mul", "rope_write"):
-        getattr(library, name).restype = None
-    return library
+    return ctypes.CDLL(str(path))
 
 
 def _build(compiler: str, path: Path) -> None:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from respec.models import kernels
 from respec.models.decoder import Branches, DecodeShape, KVStore, Pass
-from respec.models.linear import PackedLinear, padded_rows
+from respec.models.linear import MakeLinear, PackedLinear, padded_rows
 
 
 @dataclass(frozen=True)
@@ -25,28 +25,30 @@ class Layer:
     """One decoder layer's weights. Norm weights are float32; q_norm and k_norm exist in Qwen3 only."""
 
     input_norm: Float[Tensor, "hidden"]
-    qkv: PackedLinear
+    qkv: nn.Module
     q_norm: Float[Tensor, "dim"] | None
     k_norm: Float[Tensor, "dim"] | None
-    output: PackedLinear
+    output: nn.Module
     post_norm: Float[Tensor, "hidden"]
-    gate_up: PackedLinear
-    down: PackedLinear
+    gate_up: nn.Module
+    down: nn.Module
 
 
 class LeanDecoder:
-    """A `Decoder` of fused, prepacked weights."""
+    """A `Decoder` of fused weights; `linear` makes its products, prepacked ones unless told otherwise."""
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, version: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, dtype: torch.dtype, version: int, linear: MakeLinear = PackedLinear
+    ) -> None:
         config, body = model.config, model.model
         self.version = version
         self.shape = DecodeShape.of(config, dtype, torch.device("cpu"))
         self._eps = float(config.rms_norm_eps)
         self._scale = self.shape.head_dim**-0.5
         self._embedding = _rounded(body.embed_tokens.weight, dtype)
-        self._layers = [_layer(layer, dtype) for layer in body.layers]
+        self._layers = [_layer(layer, dtype, linear) for layer in body.layers]
         self._norm = _norm(body.norm)
-        self._head = _fuse([model.lm_head], dtype)
+        self._head = _fuse([model.lm_head], dtype, linear)
         self._rotary = body.rotary_emb
         self._cos, self._sin = self._rotation(1024)
 
@@ -113,30 +115,30 @@ def fits(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> bo
     return silu and kernels.supports(dtype, device, shape.head_dim, shape.group)
 
 
-def _layer(layer, dtype: torch.dtype) -> Layer:
+def _layer(layer, dtype: torch.dtype, linear: MakeLinear) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     return Layer(
         input_norm=_norm(layer.input_layernorm),
-        qkv=_fuse([attention.q_proj, attention.k_proj, attention.v_proj], dtype),
+        qkv=_fuse([attention.q_proj, attention.k_proj, attention.v_proj], dtype, linear),
         q_norm=_norm(attention.q_norm) if hasattr(attention, "q_norm") else None,
         k_norm=_norm(attention.k_norm) if hasattr(attention, "k_norm") else None,
-        output=_fuse([attention.o_proj], dtype),
+        output=_fuse([attention.o_proj], dtype, linear),
         post_norm=_norm(layer.post_attention_layernorm),
-        gate_up=_fuse([mlp.gate_proj, mlp.up_proj], dtype),
-        down=_fuse([mlp.down_proj], dtype),
+        gate_up=_fuse([mlp.gate_proj, mlp.up_proj], dtype, linear),
+        down=_fuse([mlp.down_proj], dtype, linear),
     )
 
 
-def _fuse(linears: list, dtype: torch.dtype) -> PackedLinear:
+def _fuse(linears: list, dtype: torch.dtype, make: MakeLinear) -> nn.Module:
     weight = torch.cat([_rounded(linear.weight, dtype) for linear in linears])
     biases = [linear.bias for linear in linears]
     if all(bias is None for bias in biases):
-        return PackedLinear(weight)
+        return make(weight)
     whole = [
         _rounded(bias, dtype) if bias is not None else torch.zeros(linear.out_features, dtype=dtype)
         for bias, linear in zip(biases, linears, strict=True)
     ]
-    return PackedLinear(weight, torch.cat(whole))
+    return make(weight, torch.cat(whole))
 
 
 def _norm(module) -> Float[Tensor, "width"]:

@@ -9,6 +9,7 @@ promise at a higher price.
 from __future__ import annotations
 
 import functools
+from typing import Protocol
 
 import torch
 from jaxtyping import Float
@@ -17,6 +18,12 @@ from torch.nn import functional as F
 
 FEWEST_ROWS = 4
 BLOCK_ROWS = 32
+
+
+class MakeLinear(Protocol):
+    """Makes a linear layer of fixed weights, as a decoder wants it."""
+
+    def __call__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, "out"] | None = None, /) -> nn.Module: ...
 
 
 class PackedLinear(nn.Module):

@@ -7,7 +7,9 @@ import torch
 from respec.models import lean_decoder
 from respec.models.decoder import Decoder, decode_dtype
 from respec.models.hf_decoder import HFDecoder
+from respec.models.linear import MakeLinear, PackedLinear
 from respec.models.load import Policy
+from respec.models.quantized import quantized
 
 
 def publish(policy: Policy, dtype: str, version: int) -> Decoder:
@@ -15,8 +17,17 @@ def publish(policy: Policy, dtype: str, version: int) -> Decoder:
 
     Bit for bit the same for the same weights, dtype and machine. The learner may go on changing its own.
     """
+    return _snapshot(policy, dtype, version, PackedLinear)
+
+
+def publish_draft(policy: Policy, dtype: str, version: int) -> Decoder:
+    """The same with its linear layers at int8, for drafting with the policy's own weights: it decodes on the target's KV cache."""
+    return _snapshot(policy, dtype, version, quantized)
+
+
+def _snapshot(policy: Policy, dtype: str, version: int, linear: MakeLinear) -> Decoder:
     device = policy.model.device
     resolved = decode_dtype(dtype, device)
     if lean_decoder.fits(policy.model, resolved, device):
-        return lean_decoder.LeanDecoder(policy.model, resolved, version)
-    return HFDecoder(policy.model, resolved, torch.device(device), version)
+        return lean_decoder.LeanDecoder(policy.model, resolved, version, linear)
+    return HFDecoder(policy.model, resolved, torch.device(device), version, linear)

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from respec.models.decoder import Decoder
 from respec.models.load import Policy
-from respec.weights.publish import publish
+from respec.weights.publish import publish, publish_draft
+
+# how the snapshots of drafters are made that decode with the policy's own weights, by the drafter's name
+DRAFTS = {"self_quant": publish_draft}
 
 
 class Swappable(Protocol):
     """What takes a snapshot of newer weights, and lets nothing computed by the older be read again."""
 
-    def swap(self, decoder: Decoder) -> None: ...
+    drafters: Mapping[str, Any]
+
+    def swap(self, decoder: Decoder, draft_decoders: Mapping[str, Decoder] | None = None) -> None: ...
 
 
 def swap(engine: Swappable, policy: Policy, dtype: str, version: int) -> None:
-    """Publishes the policy's weights and hands them over, between two decode rounds.
+    """Publishes the policy's weights and hands them over, between two decode rounds, with the snapshots that its drafters need.
 
     Raises StaleError when `version` is not newer than the engine's.
     """
-    engine.swap(publish(policy, dtype, version))
+    drafts = {name: make(policy, dtype, version) for name, make in DRAFTS.items() if name in engine.drafters}
+    engine.swap(publish(policy, dtype, version), drafts)
