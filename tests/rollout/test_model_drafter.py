@@ -77,14 +77,15 @@ def test_it_may_start_late_be_dropped_and_go_on_from_rejected_drafts(make_policy
             assert same(tree, one) and same(tree, two)
 
 
-def test_a_whole_chain_accepted_needs_no_more_than_its_last_token(make_policy, context):
+def test_a_whole_chain_accepted_needs_no_more_than_its_last_token(make_policy, context, monkeypatch):
     one = drafter(make_policy())
     asked = request(0)
     (tree,) = one.propose([asked], Plan("model", 4, 1, 4), [9], context)
     asked.tokens += [*tree.token_n, 7]
-    read = []
-    hidden = one._decoder.hidden
-    one._decoder.hidden = lambda tokens, *rest: (read.append(tokens.tolist()), hidden(tokens, *rest))[1]
+    read, hidden = list[list[int]](), one._decoder.hidden
+    monkeypatch.setattr(
+        one._decoder, "hidden", lambda token_M, *rest: read.append(token_M.tolist()) or hidden(token_M, *rest)
+    )
     one.propose([asked], Plan("model", 1, 1, 1), [9], context)
     assert read == [[tree.token_n[-1], 7]]
 
