@@ -15,12 +15,16 @@ from respec.drafter.examples import Example, passes
 from respec.drafter.losses import BY_TOKEN, LOSSES, e2e_tv
 from respec.drafter.unroll import Unrolled, unroll
 from respec.errors import ConfigError, NonFiniteError
+from respec.models.decoder import decode_dtype
 from respec.models.eagle import EagleHead
 
 
 @dataclass(frozen=True)
 class LearnerSettings:
-    """How a head learns. `depths` unrolled steps, the loss of depth k counting `depth_decay`^k; `tokens` padded tokens to a forward pass."""
+    """How a head learns. `depths` unrolled steps, the loss of depth k counting `depth_decay`^k; `tokens` padded tokens to a forward pass.
+
+    `mixed_precision`: products in bfloat16 where the hardware has it and the head is float32; the weights stay float32.
+    """
 
     loss: str = "kl"
     depths: int = 5
@@ -31,6 +35,7 @@ class LearnerSettings:
     betas: tuple[float, float] = (0.9, 0.95)
     temperature: float = 1.0
     tokens: int = 2048
+    mixed_precision: bool = True
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,13 @@ def drafter_loss(unrolled: Unrolled, name: str, depth_decay: float) -> Float[Ten
     return torch.stack(terms).sum()
 
 
+def precision(head: EagleHead, mixed: bool) -> torch.autocast:
+    """The context in which a head's products are bfloat16, where that is wanted and the machine multiplies it."""
+    weight = head.lm_head.weight
+    usable = weight.dtype == torch.float32 and decode_dtype("auto", weight.device) == torch.bfloat16
+    return torch.autocast(weight.device.type, torch.bfloat16, enabled=mixed and usable)
+
+
 @torch.no_grad()
 def acceptance(
     head: EagleHead, examples: Sequence[Example], depths: int, temperature: float, tokens: int = 2048
@@ -115,7 +127,8 @@ def acceptance(
     """Mean Σ min(p, q) by depth: the probability that a draft token stands in `rejection`, those before it being the text's own."""
     sums, counts = 0.0, 0.0
     for part in passes([e.length for e in examples], tokens):
-        overlaps, exists = unroll(head, [examples[i] for i in part], depths, temperature).overlaps()
+        with precision(head, True):
+            overlaps, exists = unroll(head, [examples[i] for i in part], depths, temperature).overlaps()
         sums, counts = sums + overlaps.double().sum(0), counts + exists.sum(0)
     return _mean(sums, counts)
 
