@@ -77,7 +77,7 @@ def test_what_is_wrong_on_disk_is_refused(tmp_path: Path):
     refused("not finite", tensors | {"fc.weight": tensors["fc.weight"] * torch.nan})
     refused("contradict", tensors | {"d2t": tensors["d2t"] + 1})
     (tmp_path / WEIGHTS).write_bytes(b"not safetensors")
-    with pytest.raises(ModelError, match="cannot|no drafter"):
+    with pytest.raises(ModelError, match="no drafter that can be read"):
         load_head(tmp_path)
     with pytest.raises(ModelError, match="no drafter that can be read"):
         load_head(tmp_path / "nowhere")

@@ -17,7 +17,7 @@ from respec.rollout.engine import Engine
 from respec.rollout.randomness import Lane, sequence_key, token_key
 from respec.rollout.request import Request
 from respec.rollout.sampling import draw, process
-from respec.types import PLAIN, Ask, Plan, Prompt, Sampling, Stream
+from respec.types import PLAIN, Ask, Mode, Plan, Prompt, Sampling, Stream
 from respec.weights.publish import publish
 from respec.weights.swap import swap
 
@@ -37,7 +37,7 @@ def head(policy, seed: int = 0, drafted=range(1, 40)):
     return create_head(policy.model, drafted, seed)
 
 
-def engine(policy, dtype: str = "bfloat16", mode="matching", max_batch: int = 8, drafting=None) -> Engine:
+def engine(policy, dtype: str = "bfloat16", mode: Mode = "matching", max_batch: int = 8, drafting=None) -> Engine:
     decoder = publish(policy, dtype, 0)
     drafter = EagleDrafter(drafting or head(policy), decoder.shape.dtype)
     return Engine(decoder, policy.tokenizer, policy.eos_token_ids, 7, max_batch, 64, [drafter], mode)
@@ -45,6 +45,8 @@ def engine(policy, dtype: str = "bfloat16", mode="matching", max_batch: int = 8,
 
 class Scripted:
     """A planner that follows a script, over and over."""
+
+    predicted = 0.0
 
     def __init__(self, plans) -> None:
         self._plans = itertools.cycle(plans)

@@ -37,6 +37,11 @@ class LearnerSettings:
     tokens: int = 2048
     mixed_precision: bool = True
 
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a loss that there is not."""
+        if self.loss not in LOSSES:
+            raise ConfigError(f"there is no drafter loss '{self.loss}'; known are {', '.join(LOSSES)}")
+
 
 @dataclass(frozen=True)
 class DrafterUpdateStats:
@@ -54,8 +59,6 @@ class DrafterLearner:
     """Trains a head in place; its embedding stays frozen. `updates` counts steps: the drafter's version."""
 
     def __init__(self, head: EagleHead, settings: LearnerSettings) -> None:
-        if settings.loss not in LOSSES:
-            raise ConfigError(f"there is no drafter loss '{settings.loss}'; known are {', '.join(LOSSES)}")
         self.head, self.updates = head, 0
         self._settings = settings
         trained = [parameter for parameter in head.parameters() if parameter.requires_grad]

@@ -102,8 +102,9 @@ class _Anchors:
             left.append(count - start)
             weights.append(torch.full((len(start),), float(example.weight)))
             row += count
-        laws = torch.cat([e.token_CK for e in examples]), torch.cat([e.p_CK for e in examples])
-        return cls(*(torch.cat(parts) for parts in (cells, rows, left, weights)), *laws)
+        cell_A, row_A, left_A, weight_A = (torch.cat(parts) for parts in (cells, rows, left, weights))
+        tokens, p = torch.cat([e.token_CK for e in examples]), torch.cat([e.p_CK for e in examples])
+        return cls(cell_A, row_A, left_A, weight_A, tokens, p)
 
     def to(self, device: torch.device) -> _Anchors:
         return _Anchors(*(tensor.to(device) for tensor in vars(self).values()))

@@ -268,3 +268,15 @@ def check_head(head: EagleHead, name: str) -> None:
     marked = head.t2d.nonzero().flatten() if head.t2d is not None else token
     if not torch.equal(token, marked):
         raise ModelError(f"drafter '{name}': its two vocabulary maps (d2t, t2d) contradict each other; train it anew")
+
+
+def check_fits(head: EagleHead, model: PreTrainedModel) -> None:
+    """Raises ModelError for a head that was made for another model: of another width, vocabulary or depth."""
+    layer, config = head.shape.layer, model.config
+    made_for = (layer.hidden_size, layer.vocab_size)
+    if made_for != (config.hidden_size, config.vocab_size) or max(head.shape.taps) >= config.num_hidden_layers:
+        raise ModelError(
+            f"the drafter was made for a model {made_for[0]} wide with {made_for[1]} tokens, reading layers {head.shape.taps}; the policy "
+            f"is {config.hidden_size} wide with {config.vocab_size} tokens and {config.num_hidden_layers} layers: train one for it with "
+            "`respec drafter train`"
+        )

@@ -171,8 +171,8 @@ class EagleDrafter:
             counts.append(end - start)
             progress.extended, progress.waiting = end, []
         feature = self._decoder.fuse(torch.cat(taps))
-        where = (np.array(part, np.int64) for part in (tokens, slots, positions))
-        return self._decoder.step(feature, *where, cache, np.cumsum(counts) - 1)
+        token, slot, position = (np.array(part, np.int64) for part in (tokens, slots, positions))
+        return self._decoder.step(feature, token, slot, position, cache, np.cumsum(counts) - 1)
 
 
 def comb(places: Sequence[Candidates], nodes: int) -> DraftTree:
