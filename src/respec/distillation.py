@@ -35,7 +35,7 @@ class Recipe:
     tokens: int = 60_000
     steps: int = 300
     batch: int = 32
-    vocabulary: int = 4096
+    vocabulary: int = 2048
     start: Path | None = None
 
 

@@ -33,7 +33,7 @@ def train(
     s: Annotated[int, typer.Option(min=1, max=16, help="Drafted tokens that are learned for and measured.")] = 5,
     vocabulary: Annotated[
         int, typer.Option(min=1, help="Tokens that can be drafted, the most used ones; all of a smaller vocabulary.")
-    ] = 4096,
+    ] = 2048,
     loss: Annotated[str, typer.Option(help="kl, tv, lk or e2e_tv.")] = "kl",
     lr: Annotated[float, typer.Option(min=1e-8)] = 1e-3,
     start: Annotated[Path | None, typer.Option(help="A drafter to go on from, instead of random weights.")] = None,
