@@ -1,0 +1,88 @@
+"""Offline distillation: a head learns from the policy's own completions before it drafts (the paper's warm start)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from respec.drafter.examples import capture
+from respec.drafter.learner import DrafterLearner, LearnerSettings, acceptance
+from respec.models.eagle import EagleHead
+from respec.types import Rollout, Sampling
+
+OnStep = Callable[[int, float], None]
+
+
+@dataclass(frozen=True)
+class DistilStats:
+    """What a distillation did. `acceptance_K` is on the held-out completions, by depth, at the end; `before_K` before it began."""
+
+    steps: int
+    first_loss: float
+    last_loss: float
+    tokens: int
+    before_K: tuple[float, ...]
+    acceptance_K: tuple[float, ...]
+    wall_s: float
+
+    @property
+    def accepted_length(self) -> float:
+        """Expected tokens a round of a chain as deep as was measured, the target's own included: 1 + Σ_j Π_{i≤j} α_i."""
+        return 1.0 + float(np.cumprod(self.acceptance_K).sum())
+
+
+def draft_vocabulary(rollouts: Sequence[Rollout], size: int, vocabulary: int) -> tuple[int, ...] | None:
+    """The `size` tokens that completions use most (ties to the lower id); None, for all, when there are no more."""
+    if size >= vocabulary:
+        return None
+    count_V = np.bincount(np.concatenate([rollout.token_T for rollout in rollouts]), minlength=vocabulary)
+    return tuple(sorted(np.lexsort((np.arange(vocabulary), -count_V))[:size].tolist()))
+
+
+def distil(
+    model: PreTrainedModel,
+    head: EagleHead,
+    rollouts: Sequence[Rollout],
+    held_out: Sequence[Rollout],
+    sampling: Sampling,
+    settings: LearnerSettings,
+    steps: int,
+    batch: int,
+    seed: int = 0,
+    on_step: OnStep | None = None,
+) -> DistilStats:
+    """Trains `head` in place for `steps` steps of `batch` completions, drawn in permutations of `rollouts`; the rate goes up, then down a cosine.
+
+    `sampling` is what the rollouts were drawn with. `on_step(steps done, loss)` is called after each.
+    """
+    began = time.perf_counter()
+    examples = capture(model, head.shape.taps, rollouts, sampling, tokens_per_pass=settings.tokens)
+    judged = capture(model, head.shape.taps, held_out, sampling, tokens_per_pass=settings.tokens)
+    learner = DrafterLearner(head, settings)
+    before = acceptance(head, judged, settings.depths, settings.temperature, settings.tokens)
+    order, losses, tokens = np.random.default_rng(seed), list[float](), 0
+    queue: list[int] = []
+    for step in range(steps):
+        while len(queue) < min(batch, len(examples)):
+            queue += order.permutation(len(examples)).tolist()
+        chosen, queue = queue[:batch], queue[batch:]
+        stats = learner.step([examples[i] for i in chosen], _rate(step, steps, settings.lr))
+        losses.append(stats.loss)
+        tokens += stats.tokens
+        if on_step is not None:
+            on_step(step + 1, stats.loss)
+    after = acceptance(head, judged, settings.depths, settings.temperature, settings.tokens)
+    first, last = (losses[0], losses[-1]) if losses else (0.0, 0.0)
+    return DistilStats(len(losses), first, last, tokens, before, after, time.perf_counter() - began)
+
+
+def _rate(step: int, steps: int, peak: float) -> float:
+    warmup = max(1, min(20, steps // 10))
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return peak * (0.05 + 0.95 * 0.5 * (1.0 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup))))

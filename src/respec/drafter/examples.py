@@ -1,0 +1,127 @@
+"""What a head learns from: a completion's tokens, the target's hidden states along it, and the target's distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from respec.models.packed_attention import PACKED, layout
+from respec.types import Rollout, Sampling
+
+
+@dataclass(frozen=True)
+class Example:
+    """One completion behind its prompt. Made by `capture`, read by the learner; nothing in it has a gradient.
+
+    `taps_LT` are the target's hidden states before the tapped layers, side by side. Row c of `token_CK` and `p_CK` has the target's most probable
+    tokens for completion token c and their probabilities, processed as in sampling; what is missing to 1 lies on all others.
+    """
+
+    token_L: Int[Tensor, "L"]
+    taps_LT: Float[Tensor, "L taps*hidden"]
+    prompt: int
+    token_CK: Int[Tensor, "C K"]
+    p_CK: Float[Tensor, "C K"]
+    weight: float = 1.0
+
+    @property
+    def length(self) -> int:
+        return len(self.token_L)
+
+
+@torch.no_grad()
+def capture(
+    model: PreTrainedModel,
+    taps: Sequence[int],
+    rollouts: Sequence[Rollout],
+    sampling: Sampling,
+    top: int = 64,
+    weights: Sequence[float] = (),
+    tokens_per_pass: int = 2048,
+) -> list[Example]:
+    """Examples from rollouts, in their order, by the policy's own forward pass over them packed.
+
+    `top` is K. Hidden states are kept in bfloat16, as a float64 policy's in float64. Empty completions are left out.
+    """
+    kept = [index for index, rollout in enumerate(rollouts) if len(rollout.token_T)]
+    found: dict[int, Example] = {}
+    for part in passes([len(rollouts[i].prompt.token_ids) + len(rollouts[i].token_T) for i in kept], tokens_per_pass):
+        chosen = [kept[i] for i in part]
+        made = _capture(
+            [rollouts[i] for i in chosen],
+            model,
+            taps,
+            sampling,
+            top,
+            [weights[i] if len(weights) else 1.0 for i in chosen],
+        )
+        found.update(zip(chosen, made, strict=True))
+    return [found[i] for i in kept]
+
+
+def passes(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Indices of `lengths`, longest first, cut so that each part padded to its longest stays within `budget` cells."""
+    parts: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if not parts or (len(parts[-1]) + 1) * lengths[parts[-1][0]] > budget:
+            parts.append([])
+        parts[-1].append(index)
+    return parts
+
+
+def _capture(
+    rollouts: Sequence[Rollout],
+    model: PreTrainedModel,
+    taps: Sequence[int],
+    sampling: Sampling,
+    top: int,
+    weights: Sequence[float],
+) -> list[Example]:
+    tokens = [np.concatenate([np.array(r.prompt.token_ids, np.int64), r.token_T.astype(np.int64)]) for r in rollouts]
+    start = np.concatenate([[0], np.cumsum([len(part) for part in tokens])])
+    device = model.device
+    done = model.base_model(
+        input_ids=torch.from_numpy(np.concatenate(tokens)).to(device)[None],
+        position_ids=torch.from_numpy(np.concatenate([np.arange(len(part)) for part in tokens])).to(device)[None],
+        attention_mask=torch.zeros(1, 1, 1, 1, device=device), use_cache=False, output_hidden_states=True,
+        **({"packed": layout(torch.from_numpy(start).to(device))} if model.config._attn_implementation == PACKED else {}),
+    )  # fmt: skip
+    hidden_NE, tapped_NT = done.last_hidden_state[0], torch.cat([done.hidden_states[tap][0] for tap in taps], dim=1)
+    stored = torch.float64 if tapped_NT.dtype == torch.float64 else torch.bfloat16
+    examples = []
+    for rollout, token, begin, weight in zip(rollouts, tokens, start[:-1], weights, strict=True):
+        prompt, end = len(rollout.prompt.token_ids), begin + len(token)
+        logit_CV = hidden_NE[begin + prompt - 1 : end - 1] @ model.get_parameter("lm_head.weight").T
+        ids, p = top_law(logit_CV, sampling, top)
+        examples.append(Example(torch.from_numpy(token), tapped_NT[begin:end].to(stored), prompt, ids, p, weight))
+    return examples
+
+
+def top_law(
+    logit_CV: Float[Tensor, "C V"], sampling: Sampling, top: int
+) -> tuple[Int[Tensor, "C K"], Float[Tensor, "C K"]]:
+    """The `top` most probable tokens and their probabilities, after the temperature (0 is read as 1), top-k, top-p and min-p.
+
+    A truncation that keeps more than `top` tokens keeps those.
+    """
+    p_CV = torch.softmax(
+        logit_CV.to(torch.promote_types(logit_CV.dtype, torch.float32)) / (sampling.temperature or 1.0), 1
+    )
+    p_CK, token_CK = p_CV.topk(min(top, p_CV.shape[1]), dim=1)
+    if sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0:
+        stays_CK = p_CK >= sampling.min_p * p_CK[:, :1]
+        within_C = 1.0
+        if sampling.top_k:
+            stays_CK[:, sampling.top_k :] = False
+            within_C = p_CK[:, : sampling.top_k].sum(dim=1, keepdim=True)
+        stays_CK &= p_CK.cumsum(1) - p_CK < sampling.top_p * within_C
+        stays_CK[:, 0] = True
+        p_CK = torch.where(stays_CK, p_CK, 0.0)
+        p_CK = p_CK / p_CK.sum(dim=1, keepdim=True)
+    return token_CK, p_CK

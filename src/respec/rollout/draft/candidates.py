@@ -1,0 +1,96 @@
+"""What a drafter with a distribution of its own puts forward at one place: the earliest arrivals of a race (see `rollout.sampling`).
+
+In `matching` it races with the target's own numbers, so that a law close to the target's wins with the same token; candidates are then
+as good as looked up, and only the most probable need to race. In `rejection` it draws with its own numbers, and must say from what.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int64, UInt64
+from torch import Tensor
+
+from respec.rollout.randomness import Lane, token_key, uniform
+from respec.rollout.sampling import process, race, racers, truncates
+from respec.types import Mode, Sampling
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Tokens for one place, in the order in which they are tried, and the law they were drawn from (None in `matching`)."""
+
+    tokens: tuple[int, ...]
+    law: Float64[np.ndarray, "V"] | None = None
+
+
+def candidates(
+    logits: Float[Tensor, "B draft"],
+    draft_token: Int64[np.ndarray, "draft"],
+    vocabulary: int,
+    sequence_key: UInt64[np.ndarray, "B"],
+    index_B: Int64[np.ndarray, "B"],
+    sampling: Sampling,
+    mode: Mode,
+    first: int,
+) -> list[Candidates]:
+    """Up to `first` candidates for the completion tokens `index_B`, from logits over the draft vocabulary, processed like the target's.
+
+    A row whose logits are not finite has none.
+    """
+    if mode == "matching":
+        arrived = _shared_race(logits, draft_token, token_key(sequence_key, index_B, Lane.TARGET), sampling, first)
+        return [Candidates(tuple(row[row >= 0].tolist())) for row in arrived]
+    keys = token_key(sequence_key, index_B, Lane.DRAFT)
+    drawn = []
+    for row, x in enumerate(logits.double().cpu().numpy()):
+        if not np.isfinite(x).all():
+            drawn.append(Candidates(()))
+            continue
+        q = process(x, sampling).p
+        law = np.zeros(vocabulary)
+        law[draft_token] = q
+        winners = race(q, keys[row : row + 1], first)
+        drawn.append(Candidates(tuple(draft_token[winners].tolist()), law))
+    return drawn
+
+
+def _shared_race(
+    logits: Float[Tensor, "B draft"],
+    draft_token: Int64[np.ndarray, "draft"],
+    key: UInt64[np.ndarray, "B"],
+    sampling: Sampling,
+    first: int,
+) -> Int64[np.ndarray, "B first"]:
+    """The earliest arrivals among the most probable draft tokens; -1 where fewer arrive."""
+    top = torch.topk(logits, min(racers(logits.shape[1]), logits.shape[1]), dim=1)
+    token = draft_token[top.indices.cpu().numpy()]
+    if sampling.temperature == 0:
+        return token[:, :first]
+    x = top.values.double().cpu().numpy() / sampling.temperature
+    rate = np.exp(x - x[:, :1])
+    if truncates(sampling):
+        rate = _truncated(rate, logits, sampling)
+    with np.errstate(divide="ignore"):
+        arrival = -np.log(uniform(key[:, None], token.astype(np.uint64))) / rate
+    order = np.argsort(arrival, axis=1)[:, :first]
+    arrived = np.take_along_axis(token, order, 1)
+    return np.where(np.isfinite(np.take_along_axis(arrival, order, 1)), arrived, -1)
+
+
+def _truncated(
+    rate: Float64[np.ndarray, "B m"], logits: Float[Tensor, "B draft"], sampling: Sampling
+) -> Float64[np.ndarray, "B m"]:
+    """Rates (largest first, relative to the largest) with those that top-k, top-p and min-p drop at nought."""
+    if sampling.top_k:
+        rate = np.where(np.arange(rate.shape[1]) < sampling.top_k, rate, 0.0)
+        whole = rate.sum(axis=1)
+    else:
+        x = logits.double() / sampling.temperature
+        whole = (x - x.max(dim=1, keepdim=True).values).exp().sum(dim=1).cpu().numpy()
+    before = np.cumsum(rate, axis=1) - rate
+    stays = (before < sampling.top_p * whole[:, None]) & (rate >= sampling.min_p)
+    stays[:, 0] = True
+    return np.where(stays, rate, 0.0)

@@ -1,0 +1,188 @@
+"""The EAGLE-3 drafter (Li et al. 2025, arXiv 2503.01840): a head on the target's hidden states drafts token by token.
+
+It keeps one layer of keys and values for each request. What it missed it makes up for in one pass over (hidden state at i, token i + 1); then
+it goes on from its own features, whose keys the next such pass writes over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from respec.errors import ModelError, StaleError
+from respec.models.eagle import EagleHead
+from respec.models.eagle_decoder import EagleDecoder
+from respec.rollout.draft.candidates import Candidates, candidates
+from respec.rollout.draft.protocol import DraftContext
+from respec.rollout.kv_cache import KVCache
+from respec.rollout.request import Request
+from respec.rollout.tree import NOTHING, ROOT, DraftTree
+from respec.types import Plan, Proposer, Rollout
+
+
+@dataclass
+class _Progress:
+    """How far one request has come: positions extended over, and the target's hidden states at those after."""
+
+    extended: int = 0
+    waiting: list[Float[Tensor, "T taps*hidden"]] = field(default_factory=list)
+
+    @property
+    def observed(self) -> int:
+        return self.extended + sum(len(part) for part in self.waiting)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A request that can draft in this round, and how deep."""
+
+    request: Request
+    depth: int
+
+
+class EagleDrafter:
+    """Drafts with a snapshot of a head in `dtype`; `adopt` takes a newer one. `version` is the drafter's update counter."""
+
+    name = "eagle"
+
+    def __init__(self, head: EagleHead, dtype: torch.dtype, version: int = 0) -> None:
+        self.version = version
+        self._decoder = EagleDecoder(head, dtype)
+        self._cache: KVCache | None = None
+        self._progress: dict[int, _Progress] = {}
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self._decoder.taps
+
+    def adopt(self, head: EagleHead, version: int) -> None:
+        """Takes a newer head, between two decode rounds; all that the old one computed is forgotten.
+
+        Raises StaleError for a version that is not newer, ModelError for a head that reads other layers.
+        """
+        if version <= self.version:
+            raise StaleError(f"the drafter is at version {self.version}; version {version} is not newer")
+        if head.shape.taps != self.taps:
+            raise ModelError(
+                f"the new head reads layers {head.shape.taps}, the one in use {self.taps}; they must agree"
+            )
+        self._decoder, self.version = EagleDecoder(head, self._decoder.shape.dtype), version
+        self._cache = None
+        self.drop()
+
+    def observed(self, request: Request) -> int:
+        progress = self._progress.get(id(request))
+        return progress.observed if progress else 0
+
+    def observe(self, request: Request, start: int, taps: Float[Tensor, "T taps*hidden"]) -> None:
+        """Raises ModelError when the hidden states are not of the width that the head was made for."""
+        width = len(self.taps) * self._decoder.hidden
+        if taps.shape[1] != width:
+            raise ModelError(
+                f"the drafter was made for hidden states of width {width} in all, the policy's are {taps.shape[1]} wide: "
+                "it belongs to another model"
+            )
+        progress = self._progress.setdefault(id(request), _Progress())
+        progress.waiting.append(taps.to(self._decoder.shape.dtype))
+
+    def propose(
+        self, requests: Sequence[Request], plan: Plan, limits: Sequence[int], context: DraftContext
+    ) -> list[DraftTree]:
+        cache = self._cache_like(context.cache)
+        rows = {
+            index: _Row(request, min(plan.s, plan.n, limit))
+            for index, (request, limit) in enumerate(zip(requests, limits, strict=True))
+            # a prompt of one token has no hidden state before its pending token
+            if limit > 0 and request.length > 1 and self.observed(request) == request.length - 1
+        }
+        if not rows:
+            return [NOTHING] * len(requests)
+        drafted = self._draft(list(rows.values()), plan.t, cache, context)
+        trees = [NOTHING] * len(requests)
+        for index, places in zip(rows, drafted, strict=True):
+            trees[index] = comb(places, plan.n)
+        return trees
+
+    def finish(self, request: Request) -> None:
+        self._progress.pop(id(request), None)
+
+    def learn(self, rollouts: Sequence[Rollout]) -> None:
+        """Nothing: a head learns by its weights, which come through `adopt`."""
+
+    def drop(self) -> None:
+        self._progress.clear()
+
+    def _cache_like(self, target: KVCache) -> KVCache:
+        """A cache with the target's slots and room; a request's slot is the same in both."""
+        if self._cache is None or self._cache.slots < target.slots or self._cache.capacity < target.capacity:
+            self.drop_extended()
+            self._cache = KVCache(self._decoder.shape, target.slots, target.capacity)
+        return self._cache
+
+    def drop_extended(self) -> None:
+        """Forgets the requests that have keys in the cache, which is about to go."""
+        self._progress = {key: progress for key, progress in self._progress.items() if not progress.extended}
+
+    def _draft(self, rows: list[_Row], width: int, cache: KVCache, context: DraftContext) -> list[list[Candidates]]:
+        """For each row the candidates at depth 1, 2, ...; the first of each place is the one gone on from."""
+        vocabulary = self._decoder.shape.vocabulary
+        drafted: list[list[Candidates]] = [[] for _ in rows]
+        feature, logits = self._extend([row.request for row in rows], cache)
+        alive = np.arange(len(rows))
+        key = np.concatenate([row.request.key for row in rows])
+        index = np.array([len(row.request.tokens) for row in rows])
+        slot = np.array([row.request.slot for row in rows], np.int64)
+        position = np.array([row.request.length - 2 for row in rows], np.int64)
+        depths = np.array([row.depth for row in rows])
+        for depth in range(1, int(depths.max()) + 1):
+            found = candidates(
+                logits, self._decoder.draft_token, vocabulary, key[alive], index[alive] + depth - 1, context.sampling,
+                context.mode, width,
+            )  # fmt: skip
+            for row, place in zip(alive, found, strict=True):
+                if place.tokens:
+                    drafted[row].append(place)
+            stays = (depths[alive] > depth) & [bool(place.tokens) for place in found]
+            if not stays.any():
+                break
+            alive = alive[stays]
+            if not stays.all():
+                feature = feature[torch.from_numpy(stays)]
+            token = np.array([drafted[row][-1].tokens[0] for row in alive], np.int64)
+            feature, logits = self._decoder.step(feature, token, slot[alive], position[alive] + depth, cache)
+        return drafted
+
+    def _extend(self, requests: Sequence[Request], cache: KVCache) -> tuple[Tensor, Tensor]:
+        """One pass over all that is waiting; feature and logits after each request's last pair."""
+        taps, tokens, slots, positions, counts = [], list[int](), list[int](), list[int](), list[int]()
+        for request in requests:
+            progress = self._progress[id(request)]
+            start, end = progress.extended, request.length - 1
+            known = [*request.ask.prompt.token_ids, *request.tokens]
+            taps += progress.waiting
+            tokens += known[start + 1 : end + 1]
+            slots += [request.slot] * (end - start)
+            positions += range(start, end)
+            counts.append(end - start)
+            progress.extended, progress.waiting = end, []
+        feature = self._decoder.fuse(torch.cat(taps))
+        token, slot, position = (np.array(part, np.int64) for part in (tokens, slots, positions))
+        return self._decoder.step(feature, token, slot, position, cache, np.cumsum(counts) - 1)
+
+
+def comb(places: Sequence[Candidates], nodes: int) -> DraftTree:
+    """A chain of the first candidates, with the others as its siblings, shallowest depth first, up to `nodes` in all."""
+    tokens = [place.tokens[0] for place in places]
+    parents = list(range(ROOT, len(places) - 1))
+    for depth, place in enumerate(places):
+        for token in place.tokens[1:]:
+            if len(tokens) < nodes:
+                tokens.append(token)
+                parents.append(depth - 1)
+    law = {depth - 1: place.law for depth, place in enumerate(places) if place.law is not None}
+    return DraftTree(tuple(tokens), tuple(parents), Proposer.EAGLE, law)
