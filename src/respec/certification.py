@@ -17,9 +17,10 @@ from jaxtyping import Float64
 
 from respec.certify.decoder import decoder_checks
 from respec.certify.finding import Certificate, Finding
+from respec.certify.honesty import allowed_mean
 from respec.certify.protocol import CertifiedEngine, Margin
 from respec.certify.reference import Reference
-from respec.certify.same_tokens import same_tokens
+from respec.certify.same_tokens import Explain, same_tokens
 from respec.certify.sampler import Samples, certify_sampler, judge_samples
 from respec.config import ModelConfig, SpeculationConfig
 from respec.errors import ConfigError
@@ -159,30 +160,35 @@ def _findings(bench: Bench) -> Iterator[Finding]:
     samples = bench.samples(SAME)
     plain = bench.engine(WIDEST)(samples.asks, samples.sampling, PLAIN)
     short = bench.engine(WIDEST)(samples.short_asks, samples.short, PLAIN)
-    yield from judge_samples("plain decoding", plain, short, samples.sampling.temperature, bench.reference, bench.dtype)
+    temperature = bench.sampling.temperature
+    allowed = allowed_mean(bench.reference, plain, temperature, bench.dtype)
+    yield from judge_samples("plain decoding", plain, short, temperature, bench.reference, bench.dtype, allowed)
     for name in bench.drafters:
         yield from _same(bench, name, plain)
     for name in bench.drafters:
         bench.say(f"c, d  rejection with {name}")
         engine = bench.engine(WIDEST, name, "rejection", plain)
         yield from certify_sampler(
-            f"rejection, {name}", engine, _tree(name), bench.samples(FRESH), bench.reference, bench.dtype
+            f"rejection, {name}", engine, _tree(name), bench.samples(FRESH), bench.reference, bench.dtype, allowed
         )
     yield from _unchecked(bench)
 
 
 def _same(bench: Bench, name: str, plain: Sequence[Rollout]) -> Iterator[Finding]:
     """Check a for one drafter. It has seen what plain decoding gave for half of the samples: drafts right and wrong."""
+    tokenizer: Any = bench.policy.tokenizer
+    temperature = bench.sampling.temperature
+    explain = Explain(
+        lambda known: bench.reference.after(known, temperature), race_margin(bench.seed), tokenizer.decode
+    )
     for kind, plan in (("chain", _chain(name)), ("tree", _tree(name))):
+        drafted = {}
         for batch in BATCHES:
             bench.say(f"a  {name}, {kind}, batch {batch}")
             prompts = min(len(bench.prompts), max(2, batch))
             asks = bench.asks(SAME, max(1, 2 * batch // prompts), prompts)
-            drafted = bench.engine(batch, name, history=plain[::2])(asks, bench.sampling, plan)
-            yield same_tokens(
-                f"{name}, {kind}, batch {batch}", plain, drafted, bench.dtype,
-                lambda known: bench.reference.after(known, bench.sampling.temperature), race_margin(bench.seed), bench.policy.tokenizer.decode,
-            )  # fmt: skip
+            drafted[batch] = bench.engine(batch, name, history=plain[::2])(asks, bench.sampling, plan)
+        yield same_tokens(f"{name}, {kind}", plain, drafted, bench.dtype, explain)
 
 
 def race_margin(seed: int) -> Margin:

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from jaxtyping import Float64, Int64
 
 from respec.certify.chi_square import POWER, detectable_tv, statistic, survival
 from respec.certify.finding import Finding
-from respec.certify.protocol import HONEST
 from respec.certify.reference import Judged, Reference
 from respec.types import Rollout
 
@@ -21,11 +19,11 @@ BINS = 10
 FEWEST_EXPECTED = 10.0
 
 
-def rounding_of(judged: Judged, dtype: torch.dtype) -> float:
+def rounding_of(judged: Judged, allowed: float) -> float:
     """How far rounding alone moves the distribution: the root of its chi-square divergence a token, near that of the mean square
-    difference of log-probabilities. What no rounding of `dtype` explains is not allowed for."""
+    difference of log-probabilities. At most twice the mean that is allowed for: the rest is not rounding."""
     apart = float(np.sqrt(np.mean((judged.recorded_N - judged.logprob_N) ** 2)))
-    return min(2 * HONEST[dtype], apart)  # in this order a NaN gives the bound
+    return min(2 * allowed, apart)  # in this order a NaN gives the bound
 
 
 def uniform_transforms(subject: str, judged: Judged, rounding: float) -> Finding:
@@ -52,24 +50,27 @@ def uniform_transforms(subject: str, judged: Judged, rounding: float) -> Finding
 
 @dataclass(frozen=True)
 class Cells:
-    """One prompt's first tokens: those often enough expected one by one, the others together."""
+    """One prompt's first tokens, counted in groups that are all expected often enough; a frequent token is a group of its own."""
 
     count_K: Int64[np.ndarray, "K"]
     mass_K: Float64[np.ndarray, "K"]
 
 
 def cells(first: Sequence[int], p_V: Float64[np.ndarray, "V"]) -> Cells:
-    """Counts and masses for tokens `first`, drawn from `p_V`."""
-    alone = np.flatnonzero(len(first) * p_V >= FEWEST_EXPECTED)
-    count = np.bincount(first, minlength=len(p_V))[alone]
-    mass = p_V[alone]
-    rest = 1.0 - mass.sum()
-    if len(first) * rest >= FEWEST_EXPECTED or len(alone) == 0:
-        return Cells(np.append(count, len(first) - count.sum()), np.append(mass, rest))
-    least = int(mass.argmin())
-    count[least] += len(first) - count.sum()
-    mass[least] += rest
-    return Cells(count, mass)
+    """Counts and masses for tokens `first`, drawn from `p_V`. Groups are filled from the most probable token down."""
+    n, order = len(first), np.argsort(-p_V, kind="stable")
+    reached = np.cumsum(p_V[order])
+    starts = [0]
+    # a group ends where it is full, unless what remains would not fill another
+    while True:
+        before = reached[starts[-1] - 1] if starts[-1] else 0.0
+        end = int(np.searchsorted(reached, before + FEWEST_EXPECTED / n)) + 1
+        if end >= len(p_V) or n * (1.0 - reached[end - 1]) < FEWEST_EXPECTED:
+            break
+        starts.append(end)
+    count_V = np.bincount(first, minlength=len(p_V))[order]
+    mass = np.diff(np.append(reached[np.array(starts[1:], int) - 1], 1.0), prepend=0.0)
+    return Cells(np.add.reduceat(count_V, starts), mass)
 
 
 def first_tokens(
@@ -87,7 +88,10 @@ def first_tokens(
     df = sum(len(one.mass_K) - 1 for one in held)
     if not df:
         return Finding(
-            "first tokens", subject, "unchecked", "after every prompt one token has all the mass; give other prompts"
+            "first tokens",
+            subject,
+            "unchecked",
+            "no prompt leaves a choice that so few draws would show; give other prompts",
         )
     n = int(sum(one.count_K.sum() for one in held))
     p = survival(sum(statistic(one.count_K, one.mass_K) for one in held), df, n * rounding**2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -37,4 +38,12 @@ class Certificate:
         return "passed" in outcomes and "failed" not in outcomes
 
     def as_json(self) -> dict[str, Any]:
-        return {"passed": self.passed, **asdict(self)}
+        """Plain values; what is no number becomes None, since JSON has no word for it."""
+        tree = {"passed": self.passed, **asdict(self)}
+        for finding in tree["findings"]:
+            finding["figures"] = {name: value if _finite(value) else None for name, value in finding["figures"].items()}
+        return tree
+
+
+def _finite(value: float | int | None) -> bool:
+    return value is not None and math.isfinite(value)

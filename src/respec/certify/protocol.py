@@ -15,8 +15,6 @@ from respec.types import Ask, Plan, Rollout, Sampling
 
 # By how much a log-probability may move, in nats, for no other reason than that a product was rounded elsewhere.
 ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
-# What law 2 allows a recorded log-probability to be off the float32 one, in the mean.
-HONEST = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.005}
 
 
 class CertifiedEngine(Protocol):

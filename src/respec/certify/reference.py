@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -39,6 +40,10 @@ class Reference:
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self.vocabulary = int(model.config.vocab_size)
+
+    def rounded(self, dtype: torch.dtype) -> Reference:
+        """The same model, run by transformers in another dtype."""
+        return Reference(copy.deepcopy(self._model).to(dtype))
 
     @torch.inference_mode()
     def after(self, tokens: Sequence[int], temperature: float) -> Float64[np.ndarray, "V"]:

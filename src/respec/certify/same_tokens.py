@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,35 +40,50 @@ def first_difference(plain: Sequence[Rollout], other: Sequence[Rollout]) -> Diff
     return min(found, key=lambda d: (d.token[0] == d.token[1], d.position), default=None)
 
 
+@dataclass(frozen=True)
+class Explain:
+    """What a difference is explained by: the model's log-probabilities after some tokens, the race, and the text of a token."""
+
+    after: Callable[[Sequence[int]], Float64[np.ndarray, "V"]]
+    margin: Margin
+    text: Callable[[int], str]
+
+
 def same_tokens(
     subject: str,
     plain: Sequence[Rollout],
-    other: Sequence[Rollout],
+    drafted: Mapping[int, Sequence[Rollout]],
     dtype: torch.dtype,
-    after: Callable[[Sequence[int]], Float64[np.ndarray, "V"]],
-    margin: Margin,
-    name: Callable[[int], str],
+    explain: Explain,
 ) -> Finding:
-    """Compares completions of the same keys. `plain` may hold more of them than `other`.
-
-    `after` gives the model's log-probabilities after some tokens, `name` a token's text.
-    """
+    """Compares completions of the same keys, `drafted` ones by batch size. `plain` may hold more of them."""
     known = {(rollout.stream, *rollout.key): rollout for rollout in plain}
-    keys = [(rollout.stream, *rollout.key) for rollout in other]
-    unknown = [key for key in keys if key not in known]
-    if unknown or len(set(keys)) < len(keys) or not keys:
-        sentence = f"the completions that came back are not those asked for: {len(keys)} came, {len(unknown)} of them were never asked for"
-        return Finding("same tokens", subject, "failed", sentence)
-    first = first_difference([known[key] for key in keys], other)
-    tokens = sum(len(rollout.token_T) for rollout in other)
-    accepted = sum(int((rollout.proposer_T != Proposer.TARGET).sum()) for rollout in other)
-    figures: dict[str, float | int | None] = {"completions": len(other), "tokens": tokens, "accepted": accepted}
-    if first is not None:
-        return _explained(subject, first, dtype, after, margin, name, figures)
-    if not accepted:
-        sentence = f"{tokens} tokens are the same, but no draft was ever accepted, so that nothing was tried; give prompts that repeat themselves"
+    figures = {"completions": 0, "tokens": 0, "accepted": 0}
+    for batch, rollouts in drafted.items():
+        keys = [(rollout.stream, *rollout.key) for rollout in rollouts]
+        unknown = sum(key not in known for key in keys)
+        if unknown or len(set(keys)) < len(keys) or not keys:
+            sentence = (
+                f"in batches of {batch} the completions that came back are not those asked for: {len(keys)} came, "
+                f"{unknown} of them unasked"
+            )
+            return Finding("same tokens", subject, "failed", sentence)
+        figures["completions"] += len(rollouts)
+        figures["tokens"] += sum(len(rollout.token_T) for rollout in rollouts)
+        figures["accepted"] += sum(int((rollout.proposer_T != Proposer.TARGET).sum()) for rollout in rollouts)
+        first = first_difference([known[key] for key in keys], rollouts)
+        if first is not None:
+            return _explained(subject, batch, first, dtype, explain)
+    if not figures["accepted"]:
+        sentence = (
+            f"{figures['tokens']} tokens are the same, but no draft was ever accepted, so that nothing was tried; "
+            "give prompts that repeat themselves"
+        )
         return Finding("same tokens", subject, "unchecked", sentence, figures)
-    sentence = f"{tokens} tokens of {len(other)} completions and their log-probabilities are the same to the bit ({accepted} were drafted)"
+    sentence = (
+        f"{figures['tokens']} tokens of {figures['completions']} completions and their log-probabilities are the same to the bit "
+        f"in batches of {', '.join(map(str, drafted))} ({figures['accepted']} were drafted)"
+    )
     return Finding("same tokens", subject, "passed", sentence, figures)
 
 
@@ -97,28 +112,22 @@ def _pair(plain: Rollout, other: Rollout, position: int) -> tuple[tuple[int, int
     return (one, two), (its, others)
 
 
-def _explained(
-    subject: str,
-    first: Difference,
-    dtype: torch.dtype,
-    after: Callable[[Sequence[int]], Float64[np.ndarray, "V"]],
-    margin: Margin,
-    name: Callable[[int], str],
-    figures: dict[str, float | int | None],
-) -> Finding:
+def _explained(subject: str, batch: int, first: Difference, dtype: torch.dtype, explain: Explain) -> Finding:
     """Tells rounding from a bug: rounding moves log-probabilities a little, and a token only where two were nearly tied in the race."""
     lead, rounding = None, ROUNDING[dtype]
     if first.token[0] != first.token[1] and ENDED not in first.token:
         known = [*first.plain.prompt.token_ids, *first.plain.token_T[: first.position].tolist()]
-        lead = margin(first.plain, first.position, after(known), *first.token)
-    figures |= {
-        "row": first.plain.prompt.row, "sample": first.plain.sample, "position": first.position, "token_plain": first.token[0],
-        "token_drafted": first.token[1], "logprob_plain": first.logprob[0], "logprob_drafted": first.logprob[1],
-        "gap": first.gap, "margin": lead,
+        lead = explain.margin(first.plain, first.position, explain.after(known), *first.token)
+    figures = {
+        "batch": batch, "row": first.plain.prompt.row, "sample": first.plain.sample, "position": first.position,
+        "token_plain": first.token[0], "token_drafted": first.token[1], "logprob_plain": first.logprob[0],
+        "logprob_drafted": first.logprob[1], "gap": first.gap, "margin": lead,
     }  # fmt: skip
-    where = f"prompt {first.plain.prompt.row}, sample {first.plain.sample}, token {first.position}"
+    where = (
+        f"prompt {first.plain.prompt.row}, sample {first.plain.sample}, token {first.position}, in batches of {batch}"
+    )
     one, two = (
-        "the end" if token == ENDED else f"{name(token)!r} (log-probability {value:.4f})"
+        "the end" if token == ENDED else f"{explain.text(token)!r} (log-probability {value:.4f})"
         for token, value in zip(first.token, first.logprob, strict=True)
     )
     if first.token[0] == first.token[1]:

@@ -30,12 +30,18 @@ class Samples:
 
 
 def certify_sampler(
-    subject: str, engine: CertifiedEngine, plan: Plan, samples: Samples, reference: Reference, dtype: torch.dtype
+    subject: str,
+    engine: CertifiedEngine,
+    plan: Plan,
+    samples: Samples,
+    reference: Reference,
+    dtype: torch.dtype,
+    allowed: float,
 ) -> list[Finding]:
-    """Draws from the engine under a plan and judges what came."""
+    """Draws from the engine under a plan and judges what came. `allowed` is what `honesty.allowed_mean` says for the engine's dtype."""
     drawn = engine(samples.asks, samples.sampling, plan)
     short = engine(samples.short_asks, samples.short, plan)
-    return judge_samples(subject, drawn, short, samples.sampling.temperature, reference, dtype)
+    return judge_samples(subject, drawn, short, samples.sampling.temperature, reference, dtype, allowed)
 
 
 def judge_samples(
@@ -45,12 +51,13 @@ def judge_samples(
     temperature: float,
     reference: Reference,
     dtype: torch.dtype,
+    allowed: float,
 ) -> list[Finding]:
     """Checks c and d on completions that are there: `drawn` token by token, `short` by their first tokens."""
     judged = reference.judge(drawn, temperature)
-    rounding = rounding_of(judged, dtype)
+    rounding = rounding_of(judged, allowed)
     return [
         uniform_transforms(subject, judged, rounding),
         first_tokens(subject, short, reference, temperature, rounding),
-        honest_logprobs(subject, judged, dtype),
+        honest_logprobs(subject, judged, dtype, allowed),
     ]
