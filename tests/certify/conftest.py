@@ -50,11 +50,26 @@ def asks() -> Callable[[int], tuple[Ask, ...]]:
 
 
 @pytest.fixture(scope="session")
-def make_sampler(policy):
-    """A `CertifiedEngine` that draws from the model as transformers runs it, its distributions [R, V] passed through `bend`,
-    which is told how many tokens of the completions there are. It does not stop at EOS, and records what it should have sampled from."""
+def make_completion():
+    """A completion of these tokens and log-probabilities, none of them drafted."""
 
-    def make(bend: Callable[[np.ndarray, int], np.ndarray] = lambda p, place: p, seed: int = 0):
+    def make(ask: Ask, sample: int, token_T: np.ndarray, logprob_T: np.ndarray) -> Rollout:
+        nought, count = np.zeros(len(token_T), np.float32), np.zeros(len(token_T), np.int32)
+        proposer = np.full(len(token_T), Proposer.TARGET, np.uint8)
+        return Rollout(
+            ask.prompt, ask.stream, ask.draw, sample, token_T, logprob_T.astype(np.float32), nought, nought, count, proposer, count, "", "length"
+        )  # fmt: skip
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_sampler(policy, make_completion):
+    """A `CertifiedEngine` that draws from the model as transformers runs it, its distributions [R, V] passed through `bend`,
+    which is told how many tokens of the completions there are. It does not stop at EOS. It records the model's log-probabilities or,
+    with `owns_up`, those of what it samples from."""
+
+    def make(bend: Callable[[np.ndarray, int], np.ndarray] = lambda p, place: p, seed: int = 0, owns_up: bool = False):
         def engine(asks: Sequence[Ask], sampling: Sampling, plan: Plan) -> list[Rollout]:
             rng, done = np.random.default_rng(seed), list[Rollout]()
             for ask in asks:
@@ -64,23 +79,16 @@ def make_sampler(policy):
                     with torch.inference_mode():
                         logits = policy.model(input_ids=known, use_cache=False, logits_to_keep=1).logits[:, -1]
                     p = torch.softmax(logits.double() / sampling.temperature, -1).numpy()
-                    drawn_from = bend(p, place).cumsum(1)
-                    tokens = (drawn_from < rng.random((ask.group, 1)) * drawn_from[:, -1:]).sum(1)
-                    logprobs.append(np.log(p[np.arange(ask.group), tokens]))
+                    bent = bend(p, place)
+                    reached = bent.cumsum(1)
+                    tokens = (reached < rng.random((ask.group, 1)) * reached[:, -1:]).sum(1)
+                    logprobs.append(np.log((bent if owns_up else p)[np.arange(ask.group), tokens]))
                     known = torch.cat([known, torch.from_numpy(tokens)[:, None]], 1)
                 token_RT = known[:, len(ask.prompt.token_ids) :].numpy().astype(np.int32)
                 for sample, (tokens, logprob) in enumerate(zip(token_RT, np.array(logprobs).T, strict=True)):
-                    done.append(completion(ask, sample, tokens, logprob))
+                    done.append(make_completion(ask, sample, tokens, logprob))
             return done
 
         return engine
 
     return make
-
-
-def completion(ask: Ask, sample: int, token_T: np.ndarray, logprob_T: np.ndarray) -> Rollout:
-    nought, count = np.zeros(len(token_T), np.float32), np.zeros(len(token_T), np.int32)
-    proposer = np.full(len(token_T), Proposer.TARGET, np.uint8)
-    return Rollout(
-        ask.prompt, ask.stream, ask.draw, sample, token_T, logprob_T.astype(np.float32), nought, nought, count, proposer, count, "", "length"
-    )  # fmt: skip

@@ -19,7 +19,7 @@ def judged(apart: np.ndarray, drafted: np.ndarray | None = None) -> Judged:
 def test_those_of_the_right_engine_pass(make_sampler, reference, asks):
     drawn = make_sampler()(asks(4), Sampling(12, 0.7), PLAIN)
     finding = honest_logprobs("it", reference.judge(drawn, 0.7), torch.float32, 1e-4)
-    assert finding.outcome == "passed" and finding.figures["max"] < 1e-4
+    assert finding.outcome == "passed" and (finding.figures["max"] or 1.0) < 1e-4
 
 
 def test_those_at_another_temperature_fail(make_sampler, reference, asks):
@@ -53,7 +53,7 @@ def test_no_more_is_allowed_than_the_law_or_transformers_own_rounding(policy, re
 def test_a_few_wrong_drafted_tokens_do_not_drown_among_the_others():
     drafted = np.arange(1000) < 20
     finding = honest_logprobs("it", judged(np.where(drafted, 0.5, 0.0), drafted), torch.bfloat16, 0.02)
-    assert finding.figures["mean_all"] < 0.02
+    assert (finding.figures["mean_all"] or 1.0) < 0.02
     assert finding.outcome == "failed" and "drafted" in finding.sentence
 
 

@@ -1,4 +1,4 @@
-"""Pearson's chi-square test with a shift allowed for rounding, and what it can detect.
+"""Pearson's chi-square test and what it can detect.
 
 Counts of n draws in cells of mass c_i, drawn from masses d_i instead, have a statistic near the noncentral chi-square law of shift
 n·Σ (d_i - c_i)² / c_i. By Cauchy-Schwarz that is at least n·(2·TV)², TV the total variation between the two over the cells: so a
@@ -8,16 +8,17 @@ shift that is detected is a TV that is detected, whatever the direction.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 
 POWER = 0.99
 
 
-def statistic(count_K: Int64[np.ndarray, "K"], mass_K: Float64[np.ndarray, "K"]) -> float:
-    """Pearson's statistic of counts in cells whose masses sum to one."""
+def statistic(count_K: Float64[np.ndarray, "K"], mass_K: Float64[np.ndarray, "K"]) -> float:
+    """Pearson's statistic of (weighted) counts in cells whose masses sum to one."""
     expected = count_K.sum() * mass_K
     return float(((count_K - expected) ** 2 / expected).sum())
 
@@ -36,25 +37,19 @@ def survival(x: float, df: int, shift: float = 0.0) -> float:
     return float((weight * tail).sum())
 
 
-def critical(df: int, level: float, shift: float = 0.0) -> float:
-    """The value that a statistic of this law exceeds with probability `level`."""
-    return _crossing(lambda x: survival(x, df, shift) < level)
+def critical(df: int, level: float) -> float:
+    """The value that a statistic of the central law exceeds with probability `level`."""
+    return _crossing(lambda x: survival(x, df) < level)
 
 
-def needed_shift(df: int, level: float, allowed: float = 0.0, power: float = POWER) -> float:
-    """The smallest shift that is detected with `power` by the test that accepts shifts up to `allowed`."""
-    x = critical(df, level, allowed)
-    return _crossing(lambda shift: survival(x, df, shift) > power)
+def detectable_tv(n: int, df: int, level: float, power: float = POWER) -> float:
+    """The smallest total variation over the cells that n draws detect with `power` at `level`, whatever its direction."""
+    x = critical(df, level)
+    shift = _crossing(lambda shift: survival(x, df, shift) > power)
+    return min(1.0, math.sqrt(shift / n) / 2)
 
 
-def detectable_tv(n: int, df: int, level: float, rounding: float = 0.0, power: float = POWER) -> float:
-    """The smallest total variation that n draws detect with `power` at `level`, where rounding alone may make a distance of
-    `rounding` (the root of a chi-square divergence per draw): by the triangle inequality rounding can hide that much of it."""
-    shift = needed_shift(df, level, n * rounding**2, power)
-    return min(1.0, (math.sqrt(shift / n) + rounding) / 2)
-
-
-def _crossing(past) -> float:
+def _crossing(past: Callable[[float], bool]) -> float:
     """The smallest x > 0 at which `past` turns true, to twelve digits."""
     low, high = 0.0, 1.0
     while not past(high):

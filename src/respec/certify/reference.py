@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from jaxtyping import Bool, Float, Float64, Int, Int64
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from respec.types import Prompt, Proposer, Rollout
+from respec.types import Proposer, Rollout
 
 ORDERS = ("probability", "seen", "id")
 # Logits held at once: 128 MiB of float32.
@@ -43,7 +44,8 @@ class Reference:
 
     def rounded(self, dtype: torch.dtype) -> Reference:
         """The same model, run by transformers in another dtype."""
-        return Reference(copy.deepcopy(self._model).to(dtype))
+        model: Any = copy.deepcopy(self._model)
+        return Reference(model.to(dtype))
 
     @torch.inference_mode()
     def after(self, tokens: Sequence[int], temperature: float) -> Float64[np.ndarray, "V"]:
@@ -87,10 +89,6 @@ class Reference:
             rows = max(1, MOST_LOGITS // (self.vocabulary * max(len(rollout.token_T) for rollout in group)))
             for start in range(0, len(group), rows):
                 yield group[start : start + rows]
-
-    def first_token(self, prompt: Prompt, temperature: float) -> Float64[np.ndarray, "V"]:
-        """The distribution of a completion's first token."""
-        return np.exp(self.after(prompt.token_ids, temperature))
 
 
 def _padded(rollouts: Sequence[Rollout]) -> tuple[Int64[Tensor, "R T"], Bool[Tensor, "R T"]]:

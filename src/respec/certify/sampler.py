@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from respec.certify.distribution import first_tokens, rounding_of, uniform_transforms
+from respec.certify.distribution import first_tokens, uniform_transforms
 from respec.certify.finding import Finding
 from respec.certify.honesty import honest_logprobs
 from respec.certify.protocol import CertifiedEngine
@@ -55,9 +55,8 @@ def judge_samples(
 ) -> list[Finding]:
     """Checks c and d on completions that are there: `drawn` token by token, `short` by their first tokens."""
     judged = reference.judge(drawn, temperature)
-    rounding = rounding_of(judged, allowed)
     return [
-        uniform_transforms(subject, judged, rounding),
-        first_tokens(subject, short, reference, temperature, rounding),
+        uniform_transforms(subject, judged),
+        first_tokens(subject, short, reference, temperature),
         honest_logprobs(subject, judged, dtype, allowed),
     ]
