@@ -115,6 +115,19 @@ def test_a_race_margin_is_the_lead_that_the_engine_drew_by(folder):
         assert margin(rollout, position, logp, token, 3) == -(margin(rollout, position, logp, 3, token) or 0.0)
 
 
+@pytest.mark.parametrize("count", [2, 15, 70])
+def test_any_number_of_prompts_will_do(folder, count):
+    letters = "abcdefghijklmnop"
+    prompts = [letters[i % 16] * 2 + letters[i // 16] * 2 for i in range(count)]
+    certificate = certify(folder, None, {"suffix": default_drafters()["suffix"]}, prompts, 256)
+    assert certificate.passed, failed(certificate)
+
+
+def test_a_dtype_that_engines_do_not_decode_in_is_refused(folder):
+    with pytest.raises(ConfigError, match="float64"):
+        certify(folder, prompts=PROMPTS, dtype="float64")
+
+
 def test_prompts_that_cannot_be_used_are_refused(folder):
     for prompts in (("abc",), ("abc", ""), ("abc", "a" * 250)):
         with pytest.raises(ConfigError):

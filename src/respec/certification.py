@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +18,8 @@ from jaxtyping import Float64
 from respec.certify.decoder import decoder_checks
 from respec.certify.finding import Certificate, Finding
 from respec.certify.honesty import allowed_mean
-from respec.certify.protocol import CertifiedEngine, Margin
+from respec.certify.prompts import PROMPTS, tokenized
+from respec.certify.protocol import ROUNDING, CertifiedEngine, Margin
 from respec.certify.reference import Reference
 from respec.certify.same_tokens import Explain, same_tokens
 from respec.certify.sampler import Samples, certify_sampler, judge_samples
@@ -36,25 +37,16 @@ from respec.rollout.sampling import racers
 from respec.types import PLAIN, Ask, Mode, Plan, Prompt, Rollout, Sampling, Stream
 from respec.weights.publish import publish
 
-Path = Literal["native", "torch"]
+ENGINES = ("native", "torch")
 MakeDrafter = Callable[[], Drafter]
 # Batches of one, of a few and of many, each asked for twice what it holds, so that sequences come and go.
 BATCHES = (1, 4, 16)
 WIDEST = 64
 NEW_TOKENS = 32
-FIRST_TOKENS = 512
+FIRST_TOKENS, FIRST_PROMPTS = 512, 8
+MOST_PROMPTS = 64
 # A first epoch is compared token by token; the second, with numbers of its own, is drawn for the statistics of `rejection`.
 SAME, FRESH = 0, 1
-PROMPTS = (
-    "Question: A train leaves at 9 and arrives at 12. How long does it take?\nAnswer:",
-    "one two three four one two three four one two three",
-    "The capital of France is",
-    "Once upon a time, in a small village by the sea, there lived",
-    "def add(a, b):\n    return a + b\n\ndef multiply(a, b):\n    return",
-    "3 + 4 - 2 + 9",
-    "To make tea, first",
-    "She opened the letter. It said: ",
-)
 
 
 def default_drafters() -> dict[str, MakeDrafter]:
@@ -89,9 +81,10 @@ class Bench:
         return Sampling(NEW_TOKENS)
 
     def samples(self, draw: int) -> Samples:
-        short = -(-FIRST_TOKENS // len(self.prompts))
-        # their own draws: samples of one prompt and draw have one key each
-        return Samples(self.asks(draw, self.group), self.sampling, self.asks(draw + 2, short), Sampling(2))
+        few = min(len(self.prompts), FIRST_PROMPTS)
+        # the short ones have draws, and so keys, of their own
+        short = self.asks(draw + 2, FIRST_TOKENS // few, few)
+        return Samples(self.asks(draw, self.group), self.sampling, short, Sampling(2))
 
     def asks(self, draw: int, group: int, prompts: int | None = None) -> tuple[Ask, ...]:
         return tuple(Ask(prompt, Stream.BENCH, draw, group) for prompt in self.prompts[:prompts])
@@ -115,7 +108,7 @@ class Bench:
 
 def certify(
     model: str,
-    path: Path | None = None,
+    engine: str | None = None,
     drafters: Mapping[str, MakeDrafter] | None = None,
     prompts: Sequence[str] = PROMPTS,
     tokens: int = 4096,
@@ -125,27 +118,33 @@ def certify(
 ) -> Certificate:
     """Certifies the rollout engine for `model`: a local folder, a hub id or `builtin:demo`.
 
-    `path` None takes the native kernels where there are any. About `tokens` tokens are drawn for each statistical check. Raises
-    ConfigError for a path that this machine has not got, or prompts that cannot be used; ModelError for a model that cannot be loaded.
+    `engine` is `native` or `torch`; None takes the native kernels where there are any. About `tokens` tokens are drawn for each
+    statistical check, fewer where completions end early. Raises ConfigError for an engine that this machine has not got, prompts or a dtype
+    that cannot be used; ModelError for a model that cannot be loaded.
     """
     began = time.perf_counter()
-    with _taking(path):
+    with _kernels_of(engine):
         say(f"loading {model}")
         policy = load_policy(ModelConfig.model_validate({"path": model, "dtype": dtype}))
         # the reference is transformers' own attention, not ours for packed sequences
         policy.model.set_attn_implementation("sdpa")
         decoder = publish(policy, dtype, 0)
-        held = _tokenized(prompts, policy)
+        if decoder.shape.dtype not in ROUNDING:
+            raise ConfigError(f"a certificate is for bfloat16 or float32, which engines decode in, not for '{dtype}'")
+        if len(prompts) > MOST_PROMPTS:
+            say(f"the first {MOST_PROMPTS} of {len(prompts)} prompts are taken")
+        held = tokenized(prompts[:MOST_PROMPTS], policy, NEW_TOKENS)
+        compared = max(_compared(batch, len(held))[1] for batch in BATCHES)
         bench = Bench(
             policy, decoder, Reference(policy.model), default_drafters() if drafters is None else drafters, held,
-            group=max(2 * max(BATCHES) // len(held), -(-tokens // (NEW_TOKENS * len(held))), 1), seed=seed, say=say,
+            group=max(compared, -(-tokens // (NEW_TOKENS * len(held)))), seed=seed, say=say,
         )  # fmt: skip
         findings = tuple(_findings(bench))
         native = kernels.supports(
             decoder.shape.dtype, decoder.shape.device, decoder.shape.head_dim, decoder.shape.group
         )
-        engine = f"{type(decoder).__name__}, {'native kernels' if native else 'PyTorch kernels'}"
-        return Certificate(model, engine, _circumstances(decoder), findings, time.perf_counter() - began)
+        used = f"{type(decoder).__name__}, {'native kernels' if native else 'PyTorch kernels'}"
+        return Certificate(model, used, _circumstances(decoder), findings, time.perf_counter() - began)
 
 
 def _findings(bench: Bench) -> Iterator[Finding]:
@@ -185,10 +184,16 @@ def _same(bench: Bench, name: str, plain: Sequence[Rollout]) -> Iterator[Finding
         drafted = {}
         for batch in BATCHES:
             bench.say(f"a  {name}, {kind}, batch {batch}")
-            prompts = min(len(bench.prompts), max(2, batch))
-            asks = bench.asks(SAME, max(1, 2 * batch // prompts), prompts)
+            prompts, group = _compared(batch, len(bench.prompts))
+            asks = bench.asks(SAME, group, prompts)
             drafted[batch] = bench.engine(batch, name, history=plain[::2])(asks, bench.sampling, plan)
         yield same_tokens(f"{name}, {kind}", plain, drafted, bench.dtype, explain)
+
+
+def _compared(batch: int, prompts: int) -> tuple[int, int]:
+    """How many prompts, and how often each, fill a batch twice."""
+    few = min(prompts, max(2, batch))
+    return few, -(-2 * batch // few)
 
 
 def race_margin(seed: int) -> Margin:
@@ -237,39 +242,27 @@ def _unchecked(bench: Bench) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _tokenized(prompts: Sequence[str], policy: Policy) -> tuple[Prompt, ...]:
-    tokenizer: Any = policy.tokenizer
-    held = tuple(Prompt(row, text, tuple(tokenizer(text)["input_ids"])) for row, text in enumerate(prompts))
-    if len(held) < 2:
-        raise ConfigError(f"a certificate needs two prompts or more, got {len(held)}; give one on each line")
-    for prompt in held:
-        if not prompt.token_ids:
-            raise ConfigError(f"prompt {prompt.row + 1}, {prompt.text!r}, has no tokens; leave it out")
-        if len(prompt.token_ids) + NEW_TOKENS > policy.context_length:
-            raise ConfigError(
-                f"prompt {prompt.row + 1} has {len(prompt.token_ids)} tokens; with {NEW_TOKENS} new ones it does not fit the model's "
-                f"context of {policy.context_length}: shorten it"
-            )
-    return held
-
-
 @contextmanager
-def _taking(path: Path | None) -> Iterator[None]:
+def _kernels_of(engine: str | None) -> Iterator[None]:
     """The native kernels, or PyTorch in their stead, until the block ends."""
-    before = os.environ.get("RESPEC_NATIVE")
-    if path == "torch":
-        os.environ["RESPEC_NATIVE"] = "0"
-        kernels._library.cache_clear()
-    elif path == "native" and not kernels.available()[0]:
+    if engine is not None and engine not in ENGINES:
+        raise ConfigError(f"--engine takes {' or '.join(ENGINES)}, got '{engine}'")
+    if engine == "native" and not kernels.available()[0]:
         raise ConfigError(f"the native kernels cannot be used here: {kernels.available()[1]}; take --engine torch")
+    if engine != "torch":
+        yield
+        return
+    before = os.environ.get("RESPEC_NATIVE")
+    os.environ["RESPEC_NATIVE"] = "0"
+    # what has been loaded is kept; the switch is read when it is loaded
+    kernels._library.cache_clear()
     try:
         yield
     finally:
-        if path == "torch":
-            os.environ.pop("RESPEC_NATIVE")
-            if before is not None:
-                os.environ["RESPEC_NATIVE"] = before
-            kernels._library.cache_clear()
+        os.environ.pop("RESPEC_NATIVE")
+        if before is not None:
+            os.environ["RESPEC_NATIVE"] = before
+        kernels._library.cache_clear()
 
 
 def _circumstances(decoder: Decoder) -> dict[str, Any]:

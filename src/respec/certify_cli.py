@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from respec.errors import ConfigError
-
-Engines = Literal["native", "torch"]
 
 
 def certify(
@@ -35,13 +33,12 @@ def certify(
     import torch
     from transformers.utils import logging
 
-    from respec.certification import PROMPTS, default_drafters
     from respec.certification import certify as run
+    from respec.certification import default_drafters
+    from respec.certify.prompts import PROMPTS
     from respec.report.provenance import usable_cores
     from respec.standalone import model_of
 
-    if engine is not None and engine not in get_args(Engines):
-        raise ConfigError(f"--engine takes {' or '.join(get_args(Engines))}, got '{engine}'")
     known = default_drafters()
     unknown = [name for name in drafter if name not in known]
     if unknown:
@@ -50,7 +47,7 @@ def certify(
     logging.disable_progress_bar()
     torch.set_num_threads(threads or usable_cores())
     certificate = run(
-        model_of(model), "native" if engine == "native" else "torch" if engine == "torch" else None, chosen,
+        model_of(model), engine, chosen,
         PROMPTS if prompts is None else _lines(prompts), tokens, say=lambda line: print(line, flush=True),
     )  # fmt: skip
     if to is not None:

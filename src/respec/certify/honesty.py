@@ -41,8 +41,9 @@ def honest_logprobs(subject: str, judged: Judged, dtype: torch.dtype, allowed: f
     seen = f"|recorded - recomputed| has mean {mean['all']:.2g} and maximum {apart.max():.2g} nats over {len(apart)} tokens"
     # written so that a NaN fails
     if all(value <= allowed for value in mean.values()):
-        over = f", of which training wants at most {LAW[dtype]:g}" if mean["all"] > LAW[dtype] else ""
-        sentence = f"{seen}; transformers in {name} may have a mean of {allowed:.2g}{over}"
+        sentence = f"{seen}; the mean may be {allowed:.2g} in {name}"
+        if mean["all"] > LAW[dtype]:
+            sentence += f", as transformers' own is, but training wants {LAW[dtype]:g}: think of float32"
         return Finding("log-probabilities", subject, "passed", sentence, figures)
     worst = max(mean, key=lambda kind: mean[kind])
     which = {"all": "all", "drafted": "drafted", "own": "the target's own"}[worst]
