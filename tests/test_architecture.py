@@ -18,7 +18,9 @@ ROOMS = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists
 # Models are used by all rooms, and use none.
 SHARED = GROUND | {"models"}
 # These see all rooms, and no room sees them.
-ABOVE = {"loop", "stages", "standalone", "cli", "bench", "doctor", "measuring", "adaptive", "distillation"}
+ABOVE = {
+    "loop", "stages", "standalone", "cli", "bench", "doctor", "measuring", "adaptive", "drafting", "distillation", "certification",
+}  # fmt: skip
 LONGEST = 300
 FILES = sorted(SOURCE.rglob("*.py"))
 ROOT = SOURCE.parents[1]

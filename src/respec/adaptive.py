@@ -17,7 +17,6 @@ from respec.config import SpeculationConfig
 from respec.models import kernels
 from respec.models.decoder import Decoder
 from respec.report.provenance import processor
-from respec.rollout.draft import make_drafters
 from respec.rollout.draft.protocol import DraftContext, Drafter
 from respec.rollout.engine import Engine
 from respec.rollout.request import Request
@@ -67,17 +66,18 @@ def make_planner(
     config: SpeculationConfig,
     decoder: Decoder,
     tokenizer: PreTrainedTokenizerBase,
+    drafters: Callable[[], Sequence[Drafter]],
     max_batch: int,
     context: int,
     say: Callable[[str], None],
 ) -> Plan | PacedController:
     """The configured static plan; for `auto` the controller of one engine, for as long as it lives.
 
-    Where this machine and model have no profile yet, the controller starts from a brief one, made here.
+    Where this machine and model have no profile yet, the controller starts from a brief one, made here, of drafters made for it.
     """
     if config.drafter != "auto":
         return config.plan()
-    cost = profile(decoder, tokenizer, make_drafters(config), max_batch, (context,), True, say)
+    cost = profile(decoder, tokenizer, drafters(), max_batch, (context,), True, say)
     return make_controller(cost, config, max_batch)
 
 

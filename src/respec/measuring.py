@@ -14,11 +14,12 @@ from respec.adaptive import make_controller, profile, samples
 from respec.bench.speculation import bench_speculation
 from respec.bench.variants import variants_by_name
 from respec.config import Config, ModelConfig, SpeculationConfig
+from respec.drafting import make_drafters
 from respec.errors import ConfigError
 from respec.models.load import load_policy
 from respec.report.provenance import usable_cores
 from respec.report.surface import write_surface
-from respec.rollout.draft import make_drafters
+from respec.rollout.draft.protocol import Drafter
 from respec.rollout.planner import Planner
 from respec.speculation.cost_model import CostModel, fit
 from respec.standalone import model_of
@@ -45,7 +46,7 @@ def measure_profile(
     fits = [c for c in contexts if c + 256 <= policy.context_length] or [policy.context_length // 2]
     decoder = publish(policy, "auto", 0)
     asked = SpeculationConfig.model_validate({"candidates": tuple(drafters)})
-    taken = samples(decoder, policy.tokenizer, make_drafters(asked), max_batch, fits, False, say, fresh)
+    taken = samples(decoder, policy.tokenizer, make_drafters(asked, policy, "auto"), max_batch, fits, False, say, fresh)
     cost = fit(taken)
     write_surface(picture, taken, cost)
     return cost
@@ -77,12 +78,15 @@ def measure_speculation(
     }  # fmt: skip
     prompt = int(np.median([len(p.token_ids) for p in task.held_out]))
 
+    def drafters(asked: SpeculationConfig) -> Sequence[Drafter]:
+        return make_drafters(asked, policy, config.model.dtype)
+
     def controller(asked: SpeculationConfig) -> Planner:
         contexts = (prompt + sampling.max_new_tokens // 4,)
-        cost = profile(decoder, policy.tokenizer, make_drafters(asked), max(batches), contexts, True, say)
+        cost = profile(decoder, policy.tokenizer, drafters(asked), max(batches), contexts, True, say)
         return make_controller(cost, asked, max(batches))
 
-    chosen_ways = variants_by_name(variants, config.speculation, controller)
+    chosen_ways = variants_by_name(variants, config.speculation, controller, drafters)
     return bench_speculation(
         policy, decoder, task.held_out, chosen_ways, batches, group, sampling, repeats, out, about, say
     )

@@ -10,12 +10,12 @@ import torch
 
 from respec.adaptive import make_planner
 from respec.config import Config, ModelConfig, SpeculationConfig, TaskConfig
+from respec.drafting import make_drafters
 from respec.errors import ConfigError
 from respec.models.load import load_policy
 from respec.policy.warmup import warm_up
 from respec.report.live import View
 from respec.report.provenance import usable_cores
-from respec.rollout.draft import make_drafters
 from respec.rollout.engine import Engine
 from respec.stages import build, evaluate
 from respec.tasks.render import Renderer, Row
@@ -92,10 +92,23 @@ def generate_alone(
     prompts = renderer.prompts([renderer.render(row) for row in rows], first_row=0)
     decoder, batch = publish(policy, dtype, 0), min(64, samples * len(prompts))
     engine = Engine(
-        decoder, policy.tokenizer, policy.eos_token_ids, seed, max_batch=batch, drafters=make_drafters(speculation)
+        decoder,
+        policy.tokenizer,
+        policy.eos_token_ids,
+        seed,
+        max_batch=batch,
+        drafters=make_drafters(speculation, policy, dtype),
     )
     context = max(len(prompt.token_ids) for prompt in prompts) + sampling.max_new_tokens // 4
-    planner = make_planner(speculation, decoder, policy.tokenizer, batch, context, say or (lambda _: None))
+    planner = make_planner(
+        speculation,
+        decoder,
+        policy.tokenizer,
+        lambda: make_drafters(speculation, policy, dtype),
+        batch,
+        context,
+        say or (lambda _: None),
+    )
     if say is not None:
         say(f"{sum(p.numel() for p in policy.model.parameters()) / 1e6:.1f} M parameters loaded")
     return engine.rollout([Ask(prompt, Stream.BENCH, 0, samples) for prompt in prompts], sampling, planner)

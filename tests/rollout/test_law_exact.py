@@ -88,6 +88,8 @@ def forged(rollout: Rollout, at: int | None) -> Rollout:
 class Cycle:
     """Another plan every round: plain decoding, then each of these in turn."""
 
+    predicted = 0.0
+
     def __init__(self, plans: Sequence[Plan]) -> None:
         self.plans, self.round = (PLAIN, *plans), 0
         self.accepted = dict.fromkeys(plans, 0)
@@ -162,6 +164,8 @@ def test_neither_batch_nor_chunk_nor_order_of_arrival_matter(make_policy, everyb
 
 class Pinned:
     """A plan for a single sequence, cut so that a round ends with its token number `at`."""
+
+    predicted = 0.0
 
     def __init__(self, plan: Plan, at: int) -> None:
         self.full, self.left = plan, at

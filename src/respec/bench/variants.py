@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from respec.bench.speculation import Variant
 from respec.config import SpeculationConfig
 from respec.errors import ConfigError
-from respec.rollout.draft import make_drafters
+from respec.rollout.draft.protocol import Drafter
 from respec.rollout.planner import Planner
 from respec.types import PLAIN, Load, Plan, RoundRecord
 
@@ -35,16 +35,24 @@ class OnOff:
 
 
 def variants_by_name(
-    names: Sequence[str], base: SpeculationConfig, controller: Callable[[SpeculationConfig], Planner]
+    names: Sequence[str],
+    base: SpeculationConfig,
+    controller: Callable[[SpeculationConfig], Planner],
+    drafters: Callable[[SpeculationConfig], Sequence[Drafter]],
 ) -> list[Variant]:
     """One variant a name; `controller` makes the planner of `auto`, which lives on over all repeats, as it does in a run.
 
     Raises ConfigError for a name that is none.
     """
-    return [_variant(name, base, controller) for name in names]
+    return [_variant(name, base, controller, drafters) for name in names]
 
 
-def _variant(name: str, base: SpeculationConfig, controller: Callable[[SpeculationConfig], Planner]) -> Variant:
+def _variant(
+    name: str,
+    base: SpeculationConfig,
+    controller: Callable[[SpeculationConfig], Planner],
+    drafters: Callable[[SpeculationConfig], Sequence[Drafter]],
+) -> Variant:
     word, *options = name.split("+")
     word, _, most = word.partition("@")
     drafter, *numbers = word.split(":")
@@ -65,4 +73,4 @@ def _variant(name: str, base: SpeculationConfig, controller: Callable[[Speculati
         plan = lambda: OnOff(config.plan(), limit)  # noqa: E731
     else:
         plan = config.plan
-    return Variant(name, lambda: make_drafters(config), plan, HISTORY[1:] in options, config.mode)
+    return Variant(name, lambda: drafters(config), plan, HISTORY[1:] in options, config.mode)

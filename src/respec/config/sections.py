@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from respec.types import Mode, Plan, Sampling
 
+DrafterName = Literal["ngram", "suffix", "previous", "model", "self_quant", "eagle"]
+
 
 class Room(BaseModel):
     """Base of every section: frozen; unknown keys, NaN and infinity are refused."""
@@ -129,9 +131,15 @@ class SpeculationConfig(Room):
     included; a drafter's name: one static plan of (s, t, n); `off`: plain decoding.
     """
 
-    drafter: Literal["auto", "off", "ngram", "suffix"] = "auto"
-    candidates: tuple[Literal["ngram", "suffix"], ...] = Field(
+    drafter: Literal["auto", "off", "ngram", "suffix", "previous", "model", "self_quant", "eagle"] = "auto"
+    candidates: tuple[DrafterName, ...] = Field(
         default=("suffix", "ngram"), min_length=1, description="the drafters that auto may choose"
+    )
+    drafter_path: Path | None = Field(
+        default=None, description="the EAGLE-3 head of drafter 'eagle': a folder that `respec drafter train` wrote"
+    )
+    draft_model: str = Field(
+        default="", description="the small model of drafter 'model': a folder or a hub id, with the policy's tokenizer"
     )
     mode: Mode = "matching"
     s: int = Field(default=8, ge=1, le=64, description="longest draft")
@@ -144,6 +152,17 @@ class SpeculationConfig(Room):
     history_tokens: int = Field(
         default=4_000_000, ge=0, description="token budget of the suffix index; oldest rows leave first"
     )
+
+    @model_validator(mode="after")
+    def _needs(self) -> SpeculationConfig:
+        wanted = self.candidates if self.drafter == "auto" else (self.drafter,)
+        if "eagle" in wanted and self.drafter_path is None:
+            raise ValueError(
+                "drafter 'eagle' needs speculation.drafter_path, a head for this policy; `respec drafter train` makes one"
+            )
+        if "model" in wanted and not self.draft_model:
+            raise ValueError("drafter 'model' needs speculation.draft_model, a small model with the policy's tokenizer")
+        return self
 
     def plan(self) -> Plan:
         """The static plan; plain decoding for `auto`, whose plans a controller makes."""

@@ -1,0 +1,77 @@
+"""The command `respec certify`: progress, a table, an exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from respec.cli.app import app, no_bars
+from respec.errors import ConfigError
+
+
+@app.command()
+def certify(
+    model: Annotated[str, typer.Option(help="A model folder, a run folder, a hub id, or builtin:demo.")],
+    engine: Annotated[
+        str | None, typer.Option(help="native or torch; native where this machine has it.", show_default=False)
+    ] = None,
+    drafter: Annotated[list[str], typer.Option(help="Only these; may be given many times.")] = [],
+    prompts: Annotated[Path | None, typer.Option(help="A text file, one prompt a line; \\n is a line break.")] = None,
+    tokens: Annotated[
+        int, typer.Option(min=256, help="Tokens of each statistical check: four times as many see half the bias.")
+    ] = 4096,
+    threads: Annotated[int, typer.Option(min=0, help="0: all cores.")] = 0,
+    to: Annotated[Path | None, typer.Option("--json", help="Write the certificate here, for a program.")] = None,
+) -> None:
+    """Check that speculation is exact for a model on this machine; exit code 1 if something failed.
+
+    Example: respec certify --model models/smollm2 --json certificate.json
+    """
+    import torch
+
+    from respec.certification import certify as run
+    from respec.certification import default_drafters
+    from respec.certify.prompts import PROMPTS
+    from respec.report.provenance import usable_cores
+    from respec.standalone import model_of
+
+    known = default_drafters()
+    unknown = [name for name in drafter if name not in known]
+    if unknown:
+        raise ConfigError(f"--drafter takes {', '.join(known)}, got '{unknown[0]}'")
+    chosen = {name: make for name, make in known.items() if not drafter or name in drafter}
+    no_bars()
+    torch.set_num_threads(threads or usable_cores())
+    certificate = run(
+        model_of(model), engine, chosen,
+        PROMPTS if prompts is None else _lines(prompts), tokens, say=lambda line: print(line, flush=True),
+    )  # fmt: skip
+    if to is not None:
+        to.write_text(json.dumps(certificate.as_json(), indent=2) + "\n")
+    table = Table("", "check", "of", "finding", box=None, pad_edge=False)
+    for finding in certificate.findings:
+        mark = {"passed": "✓", "failed": "✗", "unchecked": "–"}[finding.outcome]
+        table.add_row(mark, finding.check, finding.subject, finding.sentence)
+    Console().print(table)
+    counts = [
+        f"{sum(finding.outcome == outcome for finding in certificate.findings)} {outcome}"
+        for outcome in ("passed", "failed", "unchecked")
+    ]
+    held = ", ".join(f"{key} {value}" for key, value in certificate.circumstances.items())
+    print(f"{'exact' if certificate.passed else 'NOT EXACT'}: {', '.join(counts)}, in {certificate.wall_s:.0f} s")
+    print(f"{certificate.model} with {certificate.engine} ({held})")
+    if not certificate.passed:
+        raise typer.Exit(1)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--prompts: '{path}' cannot be read: {error}; give a text file, one prompt a line") from None
+    return [line.replace("\\n", "\n") for line in lines if line.strip()]
