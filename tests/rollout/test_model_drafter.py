@@ -77,17 +77,20 @@ def test_it_may_start_late_be_dropped_and_go_on_from_rejected_drafts(make_policy
             assert same(tree, one) and same(tree, two)
 
 
-def test_a_whole_chain_accepted_needs_no_more_than_its_last_token(make_policy, context, monkeypatch):
-    one = drafter(make_policy())
-    asked = request(0)
-    (tree,) = one.propose([asked], Plan("model", 4, 1, 4), [9], context)
-    asked.tokens += [*tree.token_n, 7]
+def test_it_reads_no_token_twice(make_policy, context, monkeypatch):
+    """After k of 4 drafted tokens and one of the target's own: that one, and the fourth, which was drawn but never read."""
+    one, plan, asked = drafter(make_policy()), Plan("model", 4, 1, 4), request(0)
     read, hidden = list[list[int]](), one._decoder.hidden
     monkeypatch.setattr(
         one._decoder, "hidden", lambda token_M, *rest: read.append(token_M.tolist()) or hidden(token_M, *rest)
     )
-    one.propose([asked], Plan("model", 1, 1, 1), [9], context)
-    assert read == [[tree.token_n[-1], 7]]
+    (tree,) = one.propose([asked], plan, [9], context)
+    for accepted in (4, 2, 4, 0, 0, 3):
+        wrong = next(token for token in range(3, 48) if token not in tree.token_n)
+        asked.tokens += [*tree.token_n[:accepted], wrong]
+        read.clear()
+        (tree,) = one.propose([asked], plan, [9], context)
+        assert read[0] == asked.tokens[-2 if accepted == 4 else -1 :]
 
 
 def test_finished_requests_give_their_places_back(make_policy, context):

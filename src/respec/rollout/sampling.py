@@ -134,7 +134,10 @@ def race(p: Float64[np.ndarray, "V"], key: UInt64[np.ndarray, "1"], first: int) 
     """
     racing = np.flatnonzero(p > 0)
     arrival = -np.log(uniform(key, racing.astype(np.uint64))) / p[racing]
-    return racing[np.argsort(arrival, kind="stable")[:first]]
+    if first == 1 and len(racing):
+        return racing[[arrival.argmin()]]
+    nearest = np.argpartition(arrival, first)[:first] if first < len(arrival) else np.arange(len(arrival))
+    return racing[nearest[np.lexsort((nearest, arrival[nearest]))]]
 
 
 def _draw_row(

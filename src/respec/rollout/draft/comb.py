@@ -20,9 +20,9 @@ from respec.rollout.draft.protocol import DraftContext
 from respec.rollout.kv_cache import KVCache
 from respec.rollout.randomness import Lane, token_key
 from respec.rollout.request import Request
-from respec.rollout.sampling import draw, process, race, racers
+from respec.rollout.sampling import draw, process, race, racers, truncates
 from respec.rollout.tree import DraftTree
-from respec.types import Plan, Proposer
+from respec.types import Plan, Proposer, Sampling
 
 
 def widths(plan: Plan, limit: int) -> tuple[int, ...]:
@@ -53,7 +53,7 @@ def race_rows(
 ) -> list[Arrivals]:
     """For each row of a drafter's logits its `first` earliest arrivals; `key` is the token's, on the lane that `lane(mode)` says."""
     if context.mode == "rejection":
-        laws = [process(row, context.sampling).p for row in logits.double().cpu().numpy()]
+        laws = _laws(logits, context.sampling)
         return [
             Arrivals(race(law, key[r : r + 1], first), law)
             for r, (law, first) in enumerate(zip(laws, first_R, strict=True))
@@ -152,6 +152,14 @@ def _read(decoder: Decoder, cache: KVCache, feeds: Sequence[Feed], chunk: int) -
     parts = [slice(start, start + chunk) for start in range(0, len(tokens), chunk)]
     passes = [decoder.hidden(tokens[part], slots[part], positions[part], cache).hidden for part in parts]
     return torch.cat(passes)[torch.from_numpy(np.cumsum(lengths) - 1)]
+
+
+def _laws(logits: Float[Tensor, "R V"], sampling: Sampling) -> Float64[np.ndarray, "R V"]:
+    """`process` of every row; all at once where only a temperature shapes them."""
+    rows = logits.double()
+    if sampling.temperature > 0 and not truncates(sampling):
+        return torch.softmax(rows / sampling.temperature, dim=1).cpu().numpy()
+    return np.stack([process(row, sampling).p for row in rows.cpu().numpy()])
 
 
 def _among(
