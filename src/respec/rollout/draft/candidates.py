@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Float64, Int64, UInt64
 from torch import Tensor
 
-from respec.rollout.randomness import Lane, token_key, uniform
+from respec.rollout.randomness import Lane, uniform
 from respec.rollout.sampling import process, race, racers, truncates
 from respec.types import Mode, Sampling
 
@@ -26,24 +26,27 @@ class Candidates:
     law: Float64[np.ndarray, "V"] | None = None
 
 
+def lane(mode: Mode) -> Lane:
+    """Whose numbers a drafter races with."""
+    return Lane.TARGET if mode == "matching" else Lane.DRAFT
+
+
 def candidates(
     logits: Float[Tensor, "B draft"],
     draft_token: Int64[np.ndarray, "draft"],
     vocabulary: int,
-    sequence_key: UInt64[np.ndarray, "B"],
-    index_B: Int64[np.ndarray, "B"],
+    key_B: UInt64[np.ndarray, "B"],
     sampling: Sampling,
     mode: Mode,
     first: int,
 ) -> list[Candidates]:
-    """Up to `first` candidates for the completion tokens `index_B`, from logits over the draft vocabulary, processed like the target's.
+    """Up to `first` candidates a row, from logits over the draft vocabulary, processed like the target's.
 
-    A row whose logits are not finite has none.
+    `key_B` are the keys of the tokens to be drafted, in the lane of the mode (see `lane`). A row whose logits are not finite has none.
     """
     if mode == "matching":
-        arrived = _shared_race(logits, draft_token, token_key(sequence_key, index_B, Lane.TARGET), sampling, first)
+        arrived = _shared_race(logits, draft_token, key_B, sampling, first)
         return [Candidates(tuple(row[row >= 0].tolist())) for row in arrived]
-    keys = token_key(sequence_key, index_B, Lane.DRAFT)
     drawn = []
     for row, x in enumerate(logits.double().cpu().numpy()):
         if not np.isfinite(x).all():
@@ -52,7 +55,7 @@ def candidates(
         q = process(x, sampling).p
         law = np.zeros(vocabulary)
         law[draft_token] = q
-        winners = race(q, keys[row : row + 1], first)
+        winners = race(q, key_B[row : row + 1], first)
         drawn.append(Candidates(tuple(draft_token[winners].tolist()), law))
     return drawn
 
@@ -74,10 +77,10 @@ def _shared_race(
     if truncates(sampling):
         rate = _truncated(rate, logits, sampling)
     with np.errstate(divide="ignore"):
-        arrival = -np.log(uniform(key[:, None], token.astype(np.uint64))) / rate
-    order = np.argsort(arrival, axis=1)[:, :first]
-    arrived = np.take_along_axis(token, order, 1)
-    return np.where(np.isfinite(np.take_along_axis(arrival, order, 1)), arrived, -1)
+        arrival = -np.log(uniform(key[:, None], token.view(np.uint64))) / rate
+    order = arrival.argmin(axis=1)[:, None] if first == 1 else np.argsort(arrival, axis=1)[:, :first]
+    rows = np.arange(len(order))[:, None]
+    return np.where(np.isfinite(arrival[rows, order]), token[rows, order], -1)
 
 
 def _truncated(

@@ -17,9 +17,10 @@ from torch import Tensor
 from respec.errors import ModelError, StaleError
 from respec.models.eagle import EagleHead
 from respec.models.eagle_decoder import EagleDecoder
-from respec.rollout.draft.candidates import Candidates, candidates
+from respec.rollout.draft.candidates import Candidates, candidates, lane
 from respec.rollout.draft.protocol import DraftContext
 from respec.rollout.kv_cache import KVCache
+from respec.rollout.randomness import token_key
 from respec.rollout.request import Request
 from respec.rollout.tree import NOTHING, ROOT, DraftTree
 from respec.types import Plan, Proposer, Rollout
@@ -134,16 +135,23 @@ class EagleDrafter:
         drafted: list[list[Candidates]] = [[] for _ in rows]
         feature, logits = self._extend([row.request for row in rows], cache)
         alive = np.arange(len(rows))
-        key = np.concatenate([row.request.key for row in rows])
-        index = np.array([len(row.request.tokens) for row in rows])
         slot = np.array([row.request.slot for row in rows], np.int64)
         position = np.array([row.request.length - 2 for row in rows], np.int64)
         depths = np.array([row.depth for row in rows])
+        # of every depth at once: a key is small, a call is not
+        places = np.array([len(row.request.tokens) for row in rows])[:, None] + np.arange(depths.max())
+        sequence = np.concatenate([row.request.key for row in rows])[:, None]
+        key = token_key(np.broadcast_to(sequence, places.shape), places, lane(context.mode))
         for depth in range(1, int(depths.max()) + 1):
             found = candidates(
-                logits, self._decoder.draft_token, vocabulary, key[alive], index[alive] + depth - 1, context.sampling,
-                context.mode, width,
-            )  # fmt: skip
+                logits,
+                self._decoder.draft_token,
+                vocabulary,
+                key[alive, depth - 1],
+                context.sampling,
+                context.mode,
+                width,
+            )
             for row, place in zip(alive, found, strict=True):
                 if place.tokens:
                     drafted[row].append(place)
