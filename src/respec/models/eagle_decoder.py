@@ -16,7 +16,7 @@ from respec.models import kernels
 from respec.models.attention import attend, lay_out, write
 from respec.models.decoder import DecodeShape, KVStore
 from respec.models.eagle import EagleHead
-from respec.models.linear import PackedLinear
+from respec.models.linear import PackedLinear, padded_rows
 
 
 class EagleDecoder:
@@ -72,16 +72,20 @@ class EagleDecoder:
         highest = int(position_M.max())
         if highest >= len(self._cos):
             self._cos, self._sin = self._rotation(2 * (highest + 1))
-        embedded = self._embedding[torch.from_numpy(token_M).to(self.shape.device)].to(self._residual)
+        count, chosen = len(token_M), len(token_M) if wanted is None else len(wanted)
+        # rows of padding go through products and norms only, and spare each product a padding of its own
+        token = torch.from_numpy(np.pad(token_M, (0, padded_rows(count) - count))).to(self.shape.device)
+        feature = _padded(feature)
+        embedded = self._embedding[token].to(self._residual)
         normed = self._add_norm(feature, None, self._hidden_norm)
         qkv = self._qkv(torch.cat([self._add_norm(embedded, None, self._embedding_norm), normed], dim=1))
-        mixed = self._attend(qkv, slot_M, position_M, cache, wanted)
+        mixed = _padded(self._attend(qkv, slot_M, position_M, cache, wanted))
         residual = normed.to(self._residual) if self._norm_before_residual else feature.clone()
         if wanted is not None:
-            residual = residual[torch.from_numpy(wanted)]
+            residual = _padded(residual[torch.from_numpy(wanted).to(residual.device)])
         gate_up = self._gate_up(self._add_norm(residual, self._output(mixed), self._post_norm))
         out = self._add_norm(residual, self._down(self._gated(gate_up)), self._norm)
-        return residual, self._head(out)
+        return residual[:chosen], self._head(out)[:chosen]
 
     def _rotation(self, positions: int) -> tuple[Float[Tensor, "positions dim"], Float[Tensor, "positions dim"]]:
         like = torch.zeros((), dtype=self._residual, device=self.shape.device)
@@ -122,8 +126,9 @@ class EagleDecoder:
             q = kernels.rope_write(
                 qkv, self._cos, self._sin, position, position, slot, None, None, self._eps, keys, values, self.shape.heads
             )  # fmt: skip
-            q, slot, position = (x[rows].contiguous() for x in (q, slot, position))
-            return kernels.attention(q, keys, values, slot, position, self._scale, len(q))
+            if wanted is not None:
+                q, slot, position = (x[rows].contiguous() for x in (q, slot, position))
+            return kernels.attention(q, keys, values, slot, position, self._scale, padded_rows(len(q)))
         heads, kv_heads, dim = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
         position = torch.from_numpy(position_M).to(qkv.device)
         cos, sin = self._cos[position][:, None], self._sin[position][:, None]
@@ -132,7 +137,12 @@ class EagleDecoder:
             first, second = x.chunk(2, dim=-1)
             return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(self.shape.dtype)
 
-        q, k, v = qkv.view(len(qkv), -1, dim).split([heads, kv_heads, kv_heads], dim=1)
+        q, k, v = qkv[: len(slot_M)].view(len(slot_M), -1, dim).split([heads, kv_heads, kv_heads], dim=1)
         write(keys, values, rotated(k), v, lay_out(slot_M, position_M, self.shape))
         q = rotated(q)[rows]
         return attend(q, keys, values, lay_out(slot_M[rows], position_M[rows], self.shape), self._scale).flatten(1)
+
+
+def _padded(rows: Float[Tensor, "M width"]) -> Float[Tensor, "padded width"]:
+    extra = padded_rows(len(rows)) - len(rows)
+    return F.pad(rows, (0, 0, 0, extra)) if extra else rows

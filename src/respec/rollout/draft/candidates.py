@@ -1,4 +1,4 @@
-"""What a drafter with a distribution of its own puts forward at one place: the earliest arrivals of a race (see `rollout.sampling`).
+"""What a drafter whose distribution is over a part of the vocabulary puts forward: the earliest arrivals of a race (see `rollout.sampling`).
 
 In `matching` it races with the target's own numbers, so that a law close to the target's wins with the same token; candidates are then
 as good as looked up, and only the most probable need to race. In `rejection` it draws with its own numbers, and must say from what.
@@ -6,54 +6,46 @@ as good as looked up, and only the most probable need to race. In `rejection` it
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int64, UInt64
 from torch import Tensor
 
-from respec.rollout.randomness import Lane, token_key, uniform
+from respec.rollout.draft.comb import Arrivals
+from respec.rollout.draft.protocol import DraftContext
+from respec.rollout.randomness import uniform
 from respec.rollout.sampling import process, race, racers, truncates
-from respec.types import Mode, Sampling
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """Tokens for one place, in the order in which they are tried, and the law they were drawn from (None in `matching`)."""
-
-    tokens: tuple[int, ...]
-    law: Float64[np.ndarray, "V"] | None = None
+from respec.types import Sampling
 
 
 def candidates(
     logits: Float[Tensor, "B draft"],
     draft_token: Int64[np.ndarray, "draft"],
     vocabulary: int,
-    sequence_key: UInt64[np.ndarray, "B"],
-    index_B: Int64[np.ndarray, "B"],
-    sampling: Sampling,
-    mode: Mode,
-    first: int,
-) -> list[Candidates]:
-    """Up to `first` candidates for the completion tokens `index_B`, from logits over the draft vocabulary, processed like the target's.
+    key_B: UInt64[np.ndarray, "B"],
+    first_B: Sequence[int],
+    context: DraftContext,
+) -> list[Arrivals]:
+    """For each row its `first` earliest arrivals, from logits over the draft vocabulary, processed like the target's.
 
-    A row whose logits are not finite has none.
+    `key_B` are the keys of the tokens to be drafted, in the lane of the mode (see `comb.lane`). A row whose logits are not finite has
+    none.
     """
-    if mode == "matching":
-        arrived = _shared_race(logits, draft_token, token_key(sequence_key, index_B, Lane.TARGET), sampling, first)
-        return [Candidates(tuple(row[row >= 0].tolist())) for row in arrived]
-    keys = token_key(sequence_key, index_B, Lane.DRAFT)
+    if context.mode == "matching":
+        arrived = _shared_race(logits, draft_token, key_B, context.sampling, max(first_B))
+        return [Arrivals(row[row >= 0][:first]) for row, first in zip(arrived, first_B, strict=True)]
     drawn = []
     for row, x in enumerate(logits.double().cpu().numpy()):
         if not np.isfinite(x).all():
-            drawn.append(Candidates(()))
+            drawn.append(Arrivals(np.zeros(0, np.int64)))
             continue
-        q = process(x, sampling).p
+        q = process(x, context.sampling).p
         law = np.zeros(vocabulary)
         law[draft_token] = q
-        winners = race(q, keys[row : row + 1], first)
-        drawn.append(Candidates(tuple(draft_token[winners].tolist()), law))
+        winners = race(q, key_B[row : row + 1], first_B[row])
+        drawn.append(Arrivals(draft_token[winners], law))
     return drawn
 
 
@@ -74,10 +66,10 @@ def _shared_race(
     if truncates(sampling):
         rate = _truncated(rate, logits, sampling)
     with np.errstate(divide="ignore"):
-        arrival = -np.log(uniform(key[:, None], token.astype(np.uint64))) / rate
-    order = np.argsort(arrival, axis=1)[:, :first]
-    arrived = np.take_along_axis(token, order, 1)
-    return np.where(np.isfinite(np.take_along_axis(arrival, order, 1)), arrived, -1)
+        arrival = -np.log(uniform(key[:, None], token.view(np.uint64))) / rate
+    order = arrival.argmin(axis=1)[:, None] if first == 1 else np.argsort(arrival, axis=1)[:, :first]
+    rows = np.arange(len(order))[:, None]
+    return np.where(np.isfinite(arrival[rows, order]), token[rows, order], -1)
 
 
 def _truncated(

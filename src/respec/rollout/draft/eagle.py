@@ -17,11 +17,13 @@ from torch import Tensor
 from respec.errors import ModelError, StaleError
 from respec.models.eagle import EagleHead
 from respec.models.eagle_decoder import EagleDecoder
-from respec.rollout.draft.candidates import Candidates, candidates
+from respec.rollout.draft.candidates import candidates
+from respec.rollout.draft.comb import Comb, lane, widths
 from respec.rollout.draft.protocol import DraftContext
 from respec.rollout.kv_cache import KVCache
+from respec.rollout.randomness import token_key
 from respec.rollout.request import Request
-from respec.rollout.tree import NOTHING, ROOT, DraftTree
+from respec.rollout.tree import NOTHING, DraftTree
 from respec.types import Plan, Proposer, Rollout
 
 
@@ -35,14 +37,6 @@ class _Progress:
     @property
     def observed(self) -> int:
         return self.extended + sum(len(part) for part in self.waiting)
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A request that can draft in this round, and how deep."""
-
-    request: Request
-    depth: int
 
 
 class EagleDrafter:
@@ -94,19 +88,15 @@ class EagleDrafter:
         self, requests: Sequence[Request], plan: Plan, limits: Sequence[int], context: DraftContext
     ) -> list[DraftTree]:
         cache = self._cache_like(context.cache)
-        rows = {
-            index: _Row(request, min(plan.s, plan.n, limit))
+        combs = {
+            index: Comb(request, widths(plan, limit))
             for index, (request, limit) in enumerate(zip(requests, limits, strict=True))
             # a prompt of one token has no hidden state before its pending token
             if limit > 0 and request.length > 1 and self.observed(request) == request.length - 1
         }
-        if not rows:
-            return [NOTHING] * len(requests)
-        drafted = self._draft(list(rows.values()), plan.t, cache, context)
-        trees = [NOTHING] * len(requests)
-        for index, places in zip(rows, drafted, strict=True):
-            trees[index] = comb(places, plan.n)
-        return trees
+        if combs:
+            self._draft(list(combs.values()), cache, context)
+        return [combs[i].tree(Proposer.EAGLE) if i in combs else NOTHING for i in range(len(requests))]
 
     def finish(self, request: Request) -> None:
         self._progress.pop(id(request), None)
@@ -120,42 +110,41 @@ class EagleDrafter:
     def _cache_like(self, target: KVCache) -> KVCache:
         """A cache with the target's slots and room; a request's slot is the same in both."""
         if self._cache is None or self._cache.slots < target.slots or self._cache.capacity < target.capacity:
-            self.drop_extended()
+            self._drop_extended()
             self._cache = KVCache(self._decoder.shape, target.slots, target.capacity)
         return self._cache
 
-    def drop_extended(self) -> None:
+    def _drop_extended(self) -> None:
         """Forgets the requests that have keys in the cache, which is about to go."""
         self._progress = {key: progress for key, progress in self._progress.items() if not progress.extended}
 
-    def _draft(self, rows: list[_Row], width: int, cache: KVCache, context: DraftContext) -> list[list[Candidates]]:
-        """For each row the candidates at depth 1, 2, ...; the first of each place is the one gone on from."""
-        vocabulary = self._decoder.shape.vocabulary
-        drafted: list[list[Candidates]] = [[] for _ in rows]
-        feature, logits = self._extend([row.request for row in rows], cache)
-        alive = np.arange(len(rows))
-        key = np.concatenate([row.request.key for row in rows])
-        index = np.array([len(row.request.tokens) for row in rows])
-        slot = np.array([row.request.slot for row in rows], np.int64)
-        position = np.array([row.request.length - 2 for row in rows], np.int64)
-        depths = np.array([row.depth for row in rows])
-        for depth in range(1, int(depths.max()) + 1):
+    def _draft(self, combs: list[Comb], cache: KVCache, context: DraftContext) -> None:
+        """Grows all combs together, depth by depth."""
+        requests = [comb.request for comb in combs]
+        feature, logits = self._extend(requests, cache)
+        alive = np.arange(len(combs))
+        slot = np.array([request.slot for request in requests], np.int64)
+        position = np.array([request.length - 2 for request in requests], np.int64)
+        deepest = max(len(comb.width_D) for comb in combs)
+        # the keys of every depth at once: a key is small, a call is not
+        places = np.array([len(request.tokens) for request in requests])[:, None] + np.arange(deepest)
+        sequence = np.concatenate([request.key for request in requests])[:, None]
+        key = token_key(np.broadcast_to(sequence, places.shape), places, lane(context))
+        for depth in range(1, deepest + 1):
+            first = [combs[row].width_D[depth - 1] for row in alive]
             found = candidates(
-                logits, self._decoder.draft_token, vocabulary, key[alive], index[alive] + depth - 1, context.sampling,
-                context.mode, width,
-            )  # fmt: skip
-            for row, place in zip(alive, found, strict=True):
-                if place.tokens:
-                    drafted[row].append(place)
-            stays = (depths[alive] > depth) & [bool(place.tokens) for place in found]
+                logits, self._decoder.draft_token, self._decoder.shape.vocabulary, key[alive, depth - 1], first, context
+            )
+            for row, arrivals in zip(alive, found, strict=True):
+                combs[row].add(arrivals)
+            stays = np.array([combs[row].wants for row in alive])
             if not stays.any():
                 break
             alive = alive[stays]
             if not stays.all():
                 feature = feature[torch.from_numpy(stays)]
-            token = np.array([drafted[row][-1].tokens[0] for row in alive], np.int64)
+            token = np.array([combs[row].chain[-1] for row in alive], np.int64)
             feature, logits = self._decoder.step(feature, token, slot[alive], position[alive] + depth, cache)
-        return drafted
 
     def _extend(self, requests: Sequence[Request], cache: KVCache) -> tuple[Tensor, Tensor]:
         """One pass over all that is waiting; feature and logits after each request's last pair."""
@@ -173,16 +162,3 @@ class EagleDrafter:
         feature = self._decoder.fuse(torch.cat(taps))
         token, slot, position = (np.array(part, np.int64) for part in (tokens, slots, positions))
         return self._decoder.step(feature, token, slot, position, cache, np.cumsum(counts) - 1)
-
-
-def comb(places: Sequence[Candidates], nodes: int) -> DraftTree:
-    """A chain of the first candidates, with the others as its siblings, shallowest depth first, up to `nodes` in all."""
-    tokens = [place.tokens[0] for place in places]
-    parents = list(range(ROOT, len(places) - 1))
-    for depth, place in enumerate(places):
-        for token in place.tokens[1:]:
-            if len(tokens) < nodes:
-                tokens.append(token)
-                parents.append(depth - 1)
-    law = {depth - 1: place.law for depth, place in enumerate(places) if place.law is not None}
-    return DraftTree(tuple(tokens), tuple(parents), Proposer.EAGLE, law)
