@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -249,17 +248,8 @@ def _kernels_of(engine: str | None) -> Iterator[None]:
     if engine != "torch":
         yield
         return
-    before = os.environ.get("RESPEC_NATIVE")
-    os.environ["RESPEC_NATIVE"] = "0"
-    # what has been loaded is kept; the switch is read when it is loaded
-    kernels._library.cache_clear()
-    try:
+    with kernels.switched_off():
         yield
-    finally:
-        os.environ.pop("RESPEC_NATIVE")
-        if before is not None:
-            os.environ["RESPEC_NATIVE"] = before
-        kernels._library.cache_clear()
 
 
 def _circumstances(decoder: Decoder) -> dict[str, Any]:

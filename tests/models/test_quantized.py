@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from respec.models import quantized as module
+from respec.models.kernels import available
 from respec.models.linear import PackedLinear
-from respec.models.quantized import Int8Linear, native, quantized, rounded_weight
+from respec.models.quantized import Int8Linear, quantized, rounded_weight
 
-needs_native = pytest.mark.skipif(not native()[0], reason=f"no native int8 product: {native()[1]}")
+needs_native = pytest.mark.skipif(not available()[0], reason=f"no native int8 product: {available()[1]}")
 
 
 def make(out: int, into: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,8 +49,8 @@ def test_a_rows_bits_do_not_depend_on_the_batch(dtype):
 def test_it_stays_near_the_layer_that_it_stands_for(monkeypatch, path):
     if path == "fallback":
         monkeypatch.setattr(module, "native", lambda: (False, "switched off"))
-    elif not native()[0]:
-        pytest.skip(native()[1])
+    elif not available()[0]:
+        pytest.skip(available()[1])
     weight, bias = make(128, 192, torch.bfloat16)
     layer = quantized(weight, bias)
     assert isinstance(layer, Int8Linear if path == "native" else PackedLinear)

@@ -14,6 +14,8 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +29,28 @@ GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
+_off = False
+
+
 def available() -> tuple[bool, str]:
     """Whether the kernels can be used here, and why not (or where the library lies)."""
+    if _off:
+        return False, "switched off for the while"
     try:
         return True, str(_library()._name)
     except OSError as error:
         return False, str(error)
+
+
+@contextmanager
+def switched_off() -> Iterator[None]:
+    """Within it `available` says no, and what asks takes the PyTorch path."""
+    global _off
+    before, _off = _off, True
+    try:
+        yield
+    finally:
+        _off = before
 
 
 def supports(dtype: torch.dtype, device: torch.device, head_dim: int, group: int) -> bool:

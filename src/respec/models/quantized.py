@@ -29,18 +29,10 @@ def rounded_weight(weight: Float[Tensor, "out in"]) -> tuple[Int8[Tensor, "out i
 
 def quantized(weight: Float[Tensor, "out in"], bias: Float[Tensor, "out"] | None = None) -> nn.Module:
     """The linear layer with its weights at int8: by the native product where it can be had, else by the ordinary one, no faster."""
-    if weight.device.type == "cpu" and weight.dtype in kernels.DTYPES and native()[0]:
+    if weight.device.type == "cpu" and weight.dtype in kernels.DTYPES and kernels.available()[0]:
         return Int8Linear(weight, bias)
     values, scale = rounded_weight(weight)
     return PackedLinear((values * scale[:, None]).to(weight.dtype), bias)
-
-
-def native() -> tuple[bool, str]:
-    """Whether the native product can be used here, and why not (or where the library lies)."""
-    try:
-        return True, str(_library()._name)
-    except OSError as error:
-        return False, str(error)
 
 
 class Int8Linear(nn.Module):
