@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
-from respec.models import quantized as module
-from respec.models.kernels import available
+from respec.models.kernels import available, switched_off
 from respec.models.linear import PackedLinear
 from respec.models.quantized import Int8Linear, quantized, rounded_weight
 
@@ -46,13 +47,12 @@ def test_a_rows_bits_do_not_depend_on_the_batch(dtype):
 
 
 @pytest.mark.parametrize("path", ["native", "fallback"])
-def test_it_stays_near_the_layer_that_it_stands_for(monkeypatch, path):
-    if path == "fallback":
-        monkeypatch.setattr(module, "native", lambda: (False, "switched off"))
-    elif not available()[0]:
+def test_it_stays_near_the_layer_that_it_stands_for(path):
+    if path == "native" and not available()[0]:
         pytest.skip(available()[1])
     weight, bias = make(128, 192, torch.bfloat16)
-    layer = quantized(weight, bias)
+    with switched_off() if path == "fallback" else nullcontext():
+        layer = quantized(weight, bias)
     assert isinstance(layer, Int8Linear if path == "native" else PackedLinear)
     x = torch.randn(16, 192).bfloat16()
     exact = x.float() @ weight.float().T + bias.float()
