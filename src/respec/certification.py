@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,14 +23,13 @@ from respec.certify.protocol import ROUNDING, CertifiedEngine, Margin
 from respec.certify.reference import Reference
 from respec.certify.same_tokens import Explain, same_tokens
 from respec.certify.sampler import Samples, certify_sampler, judge_samples
-from respec.config import ModelConfig
+from respec.config import ModelConfig, SpeculationConfig
+from respec.drafting import MAKERS, make_drafters
 from respec.errors import ConfigError
 from respec.models import kernels
 from respec.models.decoder import Decoder
 from respec.models.load import Policy, load_policy
-from respec.rollout.draft.ngram import NgramDrafter
 from respec.rollout.draft.protocol import Drafter
-from respec.rollout.draft.suffix import SuffixDrafter
 from respec.rollout.engine import Engine
 from respec.rollout.kv_cache import KVCache
 from respec.rollout.randomness import Lane, sequence_key, token_key, uniform
@@ -38,7 +38,8 @@ from respec.types import PLAIN, Ask, Mode, Plan, Prompt, Rollout, Sampling, Stre
 from respec.weights.publish import publish
 
 ENGINES = ("native", "torch")
-MakeDrafter = Callable[[], Drafter]
+# From the policy and the decoding dtype, as it is configured.
+MakeDrafter = Callable[[Policy, str], Drafter]
 # Batches of one, of a few and of many, each asked for twice what it holds, so that sequences come and go.
 BATCHES = (1, 4, 16)
 WIDEST = 64
@@ -49,10 +50,20 @@ MOST_PROMPTS = 64
 SAME, FRESH = 0, 1
 
 
-def default_drafters() -> dict[str, MakeDrafter]:
-    """Those that need nothing but tokens, as eager as they can be: the more drafts, the more is tried."""
+def default_drafters(head: Path | None = None, draft_model: str = "") -> dict[str, MakeDrafter]:
+    """Every drafter that can be made: `eagle` where there is a `head` for it, `model` where there is a `draft_model`.
 
-    return {"ngram": lambda: NgramDrafter(1), "suffix": lambda: SuffixDrafter(1, 0.1, 1_000_000)}
+    The one that looks histories up is more eager than it is by default: the more drafts, the more is tried.
+    """
+
+    def maker(name: str) -> MakeDrafter:
+        config = SpeculationConfig.model_validate(
+            {"drafter": name, "min_confidence": 0.1, "drafter_path": head, "draft_model": draft_model}
+        )
+        return lambda policy, dtype: make_drafters(config, policy, dtype)[0]
+
+    lacking = {"eagle": head is None, "model": not draft_model}
+    return {name: maker(name) for name in MAKERS if not lacking.get(name)}
 
 
 @dataclass(frozen=True)
@@ -62,7 +73,7 @@ class Bench:
     policy: Policy
     decoder: Decoder
     reference: Reference
-    drafters: Mapping[str, MakeDrafter]
+    drafters: Mapping[str, Drafter]
     prompts: tuple[Prompt, ...]
     group: int
     seed: int
@@ -85,21 +96,17 @@ class Bench:
     def asks(self, draw: int, group: int, prompts: int | None = None) -> tuple[Ask, ...]:
         return tuple(Ask(prompt, Stream.BENCH, draw, group) for prompt in self.prompts[:prompts])
 
-    def engine(
-        self, batch: int, drafter: str | None = None, mode: Mode = "matching", history: Sequence[Rollout] = ()
-    ) -> CertifiedEngine:
-        """Our engine behind the certificate's protocol. The drafter has learned `history` before each rollout, and nothing else."""
+    def engine(self, batch: int, drafter: str | None = None, mode: Mode = "matching") -> CertifiedEngine:
+        """Our engine behind the certificate's protocol, with one drafter or none."""
+        held = [self.drafters[drafter]] if drafter else []
+        running = Engine(
+            self.decoder, self.policy.tokenizer, self.policy.eos_token_ids, self.seed, batch, drafters=held, mode=mode
+        )  # fmt: skip
+        return lambda asks, sampling, plan: running.rollout(asks, sampling, plan)[0]
 
-        def rollouts(asks: Sequence[Ask], sampling: Sampling, plan: Plan) -> Sequence[Rollout]:
-            drafters = [self.drafters[drafter]()] if drafter else []
-            for one in drafters:
-                one.learn(history)
-            running = Engine(
-                self.decoder, self.policy.tokenizer, self.policy.eos_token_ids, self.seed, batch, drafters=drafters, mode=mode
-            )  # fmt: skip
-            return running.rollout(asks, sampling, plan)[0]
-
-        return rollouts
+    def learn(self, rollouts: Sequence[Rollout]) -> None:
+        for drafter in self.drafters.values():
+            drafter.learn(rollouts)
 
 
 def certify(
@@ -131,8 +138,10 @@ def certify(
             say(f"the first {MOST_PROMPTS} of {len(prompts)} prompts are taken")
         held = tokenized(prompts[:MOST_PROMPTS], policy, NEW_TOKENS)
         compared = max(_compared(batch, len(held))[1] for batch in BATCHES)
+        makers = default_drafters() if drafters is None else drafters
+        made = {name: make(policy, dtype) for name, make in makers.items()}
         bench = Bench(
-            policy, decoder, Reference(policy.model), default_drafters() if drafters is None else drafters, held,
+            policy, decoder, Reference(policy.model), made, held,
             group=max(compared, -(-tokens // (NEW_TOKENS * len(held)))), seed=seed, say=say,
         )  # fmt: skip
         findings = tuple(_findings(bench))
@@ -158,11 +167,14 @@ def _findings(bench: Bench) -> Iterator[Finding]:
     temperature = bench.sampling.temperature
     allowed = allowed_mean(bench.reference, plain, temperature, bench.dtype)
     yield from judge_samples("plain decoding", plain, short, temperature, bench.reference, bench.dtype, allowed)
+    # of half of the samples the drafters know what will be drawn: drafts right and wrong
+    bench.learn(plain[::2])
     for name in bench.drafters:
         yield from _same(bench, name, plain)
+    bench.learn(plain[1::2])
     for name in bench.drafters:
         bench.say(f"c, d  rejection with {name}")
-        engine = bench.engine(WIDEST, name, "rejection", plain)
+        engine = bench.engine(WIDEST, name, "rejection")
         yield from certify_sampler(
             f"rejection, {name}", engine, _tree(name), bench.samples(FRESH), bench.reference, bench.dtype, allowed
         )
@@ -170,7 +182,7 @@ def _findings(bench: Bench) -> Iterator[Finding]:
 
 
 def _same(bench: Bench, name: str, plain: Sequence[Rollout]) -> Iterator[Finding]:
-    """Check a for one drafter. It has seen what plain decoding gave for half of the samples: drafts right and wrong."""
+    """Check a for one drafter."""
     tokenizer: Any = bench.policy.tokenizer
     temperature = bench.sampling.temperature
     explain = Explain(
@@ -182,7 +194,7 @@ def _same(bench: Bench, name: str, plain: Sequence[Rollout]) -> Iterator[Finding
             bench.say(f"a  {name}, {kind}, batch {batch}")
             prompts, group = _compared(batch, len(bench.prompts))
             asks = bench.asks(SAME, group, prompts)
-            drafted[batch] = bench.engine(batch, name, history=plain[::2])(asks, bench.sampling, plan)
+            drafted[batch] = bench.engine(batch, name)(asks, bench.sampling, plan)
         yield same_tokens(f"{name}, {kind}", plain, drafted, bench.dtype, explain)
 
 
@@ -226,9 +238,10 @@ def _unchecked(bench: Bench) -> Iterator[Finding]:
     if bench.decoder.shape.device.type != "cuda":
         reason = "no GPU is seen by torch" if not torch.cuda.is_available() else "the model is on the CPU"
         yield Finding("CUDA", "this machine", "unchecked", reason)
-    known = [name for name in default_drafters() if name not in bench.drafters]
-    if known:
-        yield Finding("drafters", ", ".join(known), "unchecked", "not asked for")
+    absent = [name for name in MAKERS if name not in bench.drafters]
+    if absent:
+        reason = "not asked for, or (eagle, model) no head or small model was given"
+        yield Finding("drafters", ", ".join(absent), "unchecked", reason)
     yield Finding(
         "sampling", "top-k, top-p, min-p, stop strings", "unchecked", "all checks draw at temperature 1, untruncated"
     )

@@ -21,6 +21,8 @@ def certify(
         str | None, typer.Option(help="native or torch; native where this machine has it.", show_default=False)
     ] = None,
     drafter: Annotated[list[str], typer.Option(help="Only these; may be given many times.")] = [],
+    head: Annotated[Path | None, typer.Option(help="An EAGLE-3 head, for drafter eagle.")] = None,
+    draft_model: Annotated[str, typer.Option(help="A small model with the same tokenizer, for drafter model.")] = "",
     prompts: Annotated[Path | None, typer.Option(help="A text file, one prompt a line; \\n is a line break.")] = None,
     tokens: Annotated[
         int, typer.Option(min=256, help="Tokens of each statistical check: four times as many see half the bias.")
@@ -40,10 +42,12 @@ def certify(
     from respec.report.provenance import usable_cores
     from respec.standalone import model_of
 
-    known = default_drafters()
+    known = default_drafters(head, draft_model)
     unknown = [name for name in drafter if name not in known]
     if unknown:
-        raise ConfigError(f"--drafter takes {', '.join(known)}, got '{unknown[0]}'")
+        raise ConfigError(
+            f"--drafter takes {', '.join(known)} here, got '{unknown[0]}' (eagle needs --head, model needs --draft-model)"
+        )
     chosen = {name: make for name, make in known.items() if not drafter or name in drafter}
     no_bars()
     torch.set_num_threads(threads or usable_cores())
