@@ -114,7 +114,7 @@ def certify(
     engine: str | None = None,
     drafters: Mapping[str, MakeDrafter] | None = None,
     prompts: Sequence[str] = PROMPTS,
-    tokens: int = 4096,
+    tokens: int = 2048,
     dtype: str = "auto",
     seed: int = 0,
     say: Callable[[str], None] = lambda line: None,

@@ -26,7 +26,7 @@ def certify(
     prompts: Annotated[Path | None, typer.Option(help="A text file, one prompt a line; \\n is a line break.")] = None,
     tokens: Annotated[
         int, typer.Option(min=256, help="Tokens of each statistical check: four times as many see half the bias.")
-    ] = 4096,
+    ] = 2048,
     threads: Annotated[int, typer.Option(min=0, help="0: all cores.")] = 0,
     to: Annotated[Path | None, typer.Option("--json", help="Write the certificate here, for a program.")] = None,
 ) -> None:
