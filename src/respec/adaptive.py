@@ -26,6 +26,7 @@ from respec.speculation.controller import Controller
 from respec.speculation.cost_model import CostModel, CostSample, fit
 from respec.speculation.pace import PacedController
 from respec.speculation.profile import Cell, grid, load, measure, save
+from respec.speculation.settings import Settings
 from respec.types import Ask, Plan, Prompt, Proposer, Rollout, RoundRecord, Sampling, Stream
 
 ROUNDS = 8
@@ -84,7 +85,9 @@ def make_planner(
 def make_controller(cost: CostModel, config: SpeculationConfig, largest: int) -> PacedController:
     """A controller over the candidates' plans, for batches of up to `largest`."""
     plans = plans_for(config.candidates, config.s)
-    return PacedController(Controller(plans, cost, Acceptance(depth=config.s), largest=largest))
+    # a brief profile, or one of a busier hour, is trusted for its shape only
+    trust = Settings(spread=0.3, burn_in=200, burn_in_share=0.1)
+    return PacedController(Controller(plans, cost, Acceptance(depth=config.s), largest=largest, settings=trust))
 
 
 def profile(

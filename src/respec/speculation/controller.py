@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +14,11 @@ from respec.speculation.acceptance import Acceptance
 from respec.speculation.cost_model import CostModel
 from respec.speculation.decision import Decision, Kind, name_of
 from respec.speculation.guard import Guard
+from respec.speculation.machine import MachineSpeed
 from respec.speculation.residual import Residual
 from respec.speculation.settings import Settings
-from respec.speculation.solver import Candidate, Forecast, forecast, ranked
+from respec.speculation.solver import Candidate, Forecast, bucket, forecast, ranked
 from respec.types import PLAIN, Load, Plan, RoundRecord, Version
-
-# Batch sizes up to this are buckets of their own; above, twelve buckets to an octave.
-FINE = 16
 
 
 @dataclass
@@ -84,6 +81,7 @@ class Controller:
         self._drafters = tuple(plan.drafter for plan in self.plans)
         self._start_s = np.array([(switch_s or {}).get(name, 0.0) for name in self._drafters])
         self._residual = Residual(self.plans, largest, settings.spread, settings.memory, settings.noise)
+        self._machine = MachineSpeed()
         self._guard = Guard(settings.dwell)
         self._budget = _Budget(settings.burn_in_share if settings.burn_in else settings.probe_share)
         self._total = _Budget(1.0)
@@ -121,7 +119,7 @@ class Controller:
         self._round += 1
         if load.version != self._version:
             self.swap(load.version)
-        key = (*_bucket(load), self._seen // self.settings.refresh)
+        key = (*bucket(load), self._seen // self.settings.refresh)
         if key != self._key or self._view is None:
             self._key, self._view = key, self._look(load)
         chosen = self._choose(self._view)
@@ -141,10 +139,11 @@ class Controller:
         self.acceptance.observe(record, self._asked(record))
         promise, at = self._promised(record, index)
         if not self._starts:  # a drafter's first round pays for its start
-            ratio = record.emitted / seconds / float(promise.rate_P[at])
+            self._machine.observe(seconds, float(promise.seconds_P[at]))
+            ratio = self._machine.factor * record.emitted / seconds / float(promise.rate_P[at])
             self._residual.observe(index, record.active, ratio, float(promise.luck_P[at]) ** 2)
         factor, _ = self._residual.at(record.active)
-        plain_s = record.emitted / float(promise.rate_P[0] * factor[0])
+        plain_s = self._machine.factor * record.emitted / float(promise.rate_P[0] * factor[0])
         barred = self._guard.observe(record.plan.drafter, seconds, plain_s, self._probe is not None)
         if barred or self._probe is not None:
             self._key = ()  # news, to be looked at before the next round
@@ -176,7 +175,7 @@ class Controller:
         factor, error = self._residual.at(load.active)
         here = self._drafters[self._current]
         start = np.array([0.0 if name == here else s for name, s in zip(self._drafters, self._start_s, strict=True)])
-        seconds = promise.seconds_P / factor + start / self.settings.dwell
+        seconds = promise.seconds_P * self._machine.factor / factor + start / self.settings.dwell
         return _View(load, promise.tokens_P / seconds, np.hypot(promise.error_P, error), promise)
 
     def _promised(self, record: RoundRecord, index: int) -> tuple[Forecast, int]:
@@ -292,9 +291,3 @@ class Controller:
                 tuple(map(float, accept)), self._total.elapsed_s, self._total.spent_s, reason,
             )
         )  # fmt: skip
-
-
-def _bucket(load: Load) -> tuple[int, int]:
-    """Loads that are alike enough to share a prediction."""
-    batch = load.active if load.active <= FINE else round(12 * math.log2(load.active))
-    return batch, round(4 * math.log2(load.context + 16))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from respec.types import Load, Plan
 
 # A plan must promise this much over plain decoding to be worth leaving it.
 MARGIN = 0.03
+# Batch sizes up to this are buckets of their own; above, twelve buckets to an octave.
+FINE = 16
 
 
 @dataclass(frozen=True)
@@ -111,3 +114,9 @@ def ranked(
         Candidate(plans[i], float(goodput_P[i]), float(error_P[i]), float(tokens_P[i]), float(seconds_P[i]))
         for i in np.argsort(-weighed, kind="stable")
     )
+
+
+def bucket(load: Load) -> tuple[int, int]:
+    """Loads that are alike enough to share a prediction."""
+    batch = load.active if load.active <= FINE else round(12 * math.log2(load.active))
+    return batch, round(4 * math.log2(load.context + 16))
