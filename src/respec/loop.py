@@ -20,6 +20,7 @@ import torch
 from respec.config import Config
 from respec.errors import ConfigError
 from respec.models.load import Policy, load_policy
+from respec.online import OnlineLearner, online_learner
 from respec.policy.advantages import advantages
 from respec.policy.learner import PolicyLearner
 from respec.policy.presets import resolve
@@ -87,13 +88,14 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 _save(run, policy, learner, 0, view)
             stages = build(config, policy, task, reward, view, version=step)
             remember(stages, run)
+            online = _online(stages, run)
             if run.last_step is None:
                 _record_start(stages, run)
             tokens = _tokens_so_far(run)
             saved_at, finished = time.monotonic(), step >= config.run.steps
             while not finished and not stop():
                 step += 1
-                metrics, scored, rounds = _step(stages, learner, step, tokens)
+                metrics, scored, rounds = _step(stages, learner, online, step, tokens)
                 tokens = metrics["tokens/total"]
                 finished = step == config.run.steps
                 if finished or _every(config.eval.every, step):
@@ -106,6 +108,8 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 due = _every(config.checkpoint.every_steps, step) or 0 < config.checkpoint.every_minutes <= minutes
                 if finished or due or stop():
                     _save(run, policy, learner, step, view)
+                    if online is not None:
+                        online.save(run)
                     saved_at = time.monotonic()
             view.phase("report")
             wall_s = earlier_s + time.perf_counter() - began
@@ -116,7 +120,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
 
 
 def _step(
-    stages: Stages, learner: PolicyLearner, step: int, tokens_before: float
+    stages: Stages, learner: PolicyLearner, online: OnlineLearner | None, step: int, tokens_before: float
 ) -> tuple[dict[str, float], tuple[ScoredRollout, ...], tuple[RoundRecord, ...]]:
     """One RL step; the order of the stages is the picture at the top."""
     config, view, began = stages.config, stages.view, time.perf_counter()
@@ -129,11 +133,12 @@ def _step(
     view.phase("training", len(scored))
     samples = advantages(scored, resolve(config.policy).estimator)
     update = learner.update(samples, config.rollout.temperature, lambda done, _: view.advance(done))
+    distilled = online.update(stages.policy, samples, step) if online is not None else {}
     swapped_at = time.perf_counter()
     swap(stages.engine, stages.policy, config.model.dtype, version=step)
     learn_histories(stages.engine, made.rollout_R)
     ended = time.perf_counter()
-    metrics = _metrics(made, scored, update, stages.reward.names) | {
+    metrics = _metrics(made, scored, update, stages.reward.names) | distilled | {
         "time/reward_s": reward_s, "time/weights_s": ended - swapped_at, "time/step_s": ended - began,
         "tokens/total": tokens_before + made.stats.tokens,
     }  # fmt: skip
@@ -263,6 +268,12 @@ def _record_start(stages: Stages, run: RunDir) -> None:
 def _save(run: RunDir, policy: Policy, learner: PolicyLearner, step: int, view: View) -> None:
     view.phase("checkpoint")
     save_checkpoint(run.path, step, policy, learner.state_dict(), {"step": step}, run.config.checkpoint.keep)
+
+
+def _online(stages: Stages, run: RunDir) -> OnlineLearner | None:
+    config = stages.config
+    path = config.speculation.drafter_path or Path()
+    return online_learner(config.drafter, config.rollout, path, stages.policy, stages.engine, run)
 
 
 def _tokens_so_far(run: RunDir) -> float:

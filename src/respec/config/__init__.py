@@ -4,6 +4,7 @@ from respec.config.reading import load_config, parse_config
 from respec.config.sections import (
     CheckpointConfig,
     Config,
+    DrafterConfig,
     EvalConfig,
     ModelConfig,
     PolicyConfig,
@@ -20,6 +21,7 @@ from respec.config.sections import (
 __all__ = [
     "CheckpointConfig",
     "Config",
+    "DrafterConfig",
     "EvalConfig",
     "ModelConfig",
     "PolicyConfig",

@@ -199,6 +199,20 @@ class PolicyConfig(Room):
     mask_truncated: bool = Field(default=False, description="leave truncated completions out of the loss")
 
 
+class DrafterConfig(Room):
+    """The online learner of drafter `eagle`: its head follows the policy. Loss and weights are named in `drafter/`."""
+
+    learn: bool = Field(default=False, description="train the head on every step's rollouts")
+    every: int = Field(default=1, ge=1, description="an update each so many steps, on 1/every of the step's rollouts")
+    loss: Literal["kl", "tv", "lk", "e2e_tv"] = "kl"
+    weighting: Literal["uniform", "reward", "rank", "advantage+"] = "uniform"
+    reward_min: float = Field(default=0.0, description="the least reward there can be, for weighting 'reward'")
+    lr: float = Field(default=2e-4, gt=0)
+    depths: int = Field(default=4, ge=1, le=16, description="unrolled steps: as deep as drafts are to be")
+    minibatches: int = Field(default=2, ge=1, description="optimizer steps an update")
+    grad_clip: float = Field(default=0.5, gt=0)
+
+
 class EvalConfig(Room):
     """Held-out evaluation, under its own sampling settings."""
 
@@ -239,9 +253,20 @@ class Config(Room):
     rollout: RolloutConfig = RolloutConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     policy: PolicyConfig = PolicyConfig()
+    drafter: DrafterConfig = DrafterConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     report: ReportConfig = ReportConfig()
+
+    @model_validator(mode="after")
+    def _has_a_head(self) -> Config:
+        speculation = self.speculation
+        wanted = speculation.candidates if speculation.drafter == "auto" else (speculation.drafter,)
+        if self.drafter.learn and "eagle" not in wanted:
+            raise ValueError(
+                "drafter.learn is on, but drafter 'eagle' is not among those of [speculation]; name it there"
+            )
+        return self
 
     def eval_sampling(self) -> Sampling:
         new = self.eval.max_new_tokens or self.rollout.max_new_tokens

@@ -53,6 +53,13 @@ METRICS: dict[str, Metric] = {
     "rollout/tokens": Metric("tokens", "count", "completion tokens generated in this step"),
     "rollout/prompt_tokens": Metric("tokens", "count", "prompt tokens prefilled in this step"),
     "rollout/rounds": Metric("rounds", "count", "decode rounds of this step"),
+    "drafter/loss": Metric("loss", "mean over mini-batches", "the drafter's distillation loss"),
+    "drafter/grad_norm": Metric("norm", "mean over mini-batches", "the drafter's gradient norm before clipping"),
+    "drafter/overlap": Metric(
+        "share", "mean over tokens", "sum of min(p, q) at depth 1 on new rollouts, before the update"
+    ),
+    "drafter/tokens": Metric("tokens", "count", "tokens the drafter learned from in this step"),
+    "drafter/uniform": Metric("yes/no", "last", "1 when rewards did not tell the rollouts apart, so all weighed alike"),
     "warmup/loss": Metric("nats", "mean over solution tokens", "supervised loss on worked solutions"),
     "time/generation_s": Metric("s", "sum", "rollouts: prefill, drafts, verification"),
     "time/prefill_s": Metric("s", "sum", "part of generation: prompts"),
@@ -61,6 +68,7 @@ METRICS: dict[str, Metric] = {
     "time/overhead_s": Metric("s", "sum", "part of generation: everything else"),
     "time/reward_s": Metric("s", "sum", "scoring"),
     "time/training_s": Metric("s", "sum", "the policy's update"),
+    "time/drafter_s": Metric("s", "sum", "the drafter's update"),
     "time/weights_s": Metric("s", "sum", "publishing new weights to the engine"),
     "time/eval_s": Metric("s", "sum", "held-out evaluation"),
     "time/compare_s": Metric("s", "sum", "the same rollouts once more, without speculation, to compare"),
