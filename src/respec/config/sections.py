@@ -141,7 +141,10 @@ class SpeculationConfig(Room):
     draft_model: str = Field(
         default="", description="the small model of drafter 'model': a folder or a hub id, with the policy's tokenizer"
     )
-    mode: Mode = "matching"
+    mode: Mode = Field(
+        default="matching",
+        description="matching: the tokens of plain decoding; rejection: their distribution (under auto the tokens then depend on timing)",
+    )
     s: int = Field(default=8, ge=1, le=64, description="longest draft")
     t: int = Field(default=1, ge=1, le=64, description="branches of a draft at a token; 1 is a chain")
     n: int = Field(default=0, ge=0, le=64, description="drafted tokens in all; 0 takes s")
