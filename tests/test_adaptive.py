@@ -1,0 +1,36 @@
+"""The adaptive server as it is put together: its plans, and what it believes before it has seen anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from respec.adaptive import make_controller, plans_for
+from respec.config import SpeculationConfig
+from respec.speculation.cost_model import CostSample, fit
+from respec.types import Load, Plan
+
+COST = fit(
+    [CostSample(b, b * k, 64.0, verify_s=1e-2 + 1e-4 * b * k) for b in (1, 4, 8) for k in (1, 2, 4, 8)]
+    + [
+        CostSample(b, b * 3, 64.0, name, s, 1e-4 * s, 1e-2)
+        for b in (1, 8)
+        for s in (2, 8)
+        for name in ("suffix", "eagle")
+    ]
+)
+
+
+def test_plans_go_as_deep_as_the_configuration_and_only_look_up_drafters_branch():
+    plans = plans_for(("suffix", "eagle"), 6)
+    assert max(plan.s for plan in plans) == 6 and {plan.drafter for plan in plans} == {"suffix", "eagle"}
+    assert {plan.drafter for plan in plans if plan.t > 1} == {"suffix"}
+    assert all(plan.n == plan.s for plan in plans if plan.t == 1)
+
+
+def test_a_trained_head_is_tried_before_it_has_been_seen():
+    config = SpeculationConfig(candidates=("suffix", "eagle"), drafter_path=Path("head"), s=6)
+    controller = make_controller(COST, config, 8)
+    assert controller.controller.acceptance.effective("eagle") > 0
+    assert controller.controller.acceptance.effective("suffix") == 0
+    chosen = controller.plan(Load(1, 0, 64.0, (100,)))
+    assert chosen.drafter == "eagle" and chosen != Plan()
