@@ -31,17 +31,21 @@ from respec.report.metrics import checked
 from respec.report.pieces import token_pieces
 from respec.report.run_dir import RunDir
 from respec.report.summary import summarize
-from respec.stages import Stages, asks_of_step, build, decisions_of, evaluate, generate, learn_histories, remember
+from respec.stages import (
+    Stages,
+    asks_of_step,
+    build,
+    decisions_of,
+    evaluate,
+    fallbacks,
+    generate,
+    learn_histories,
+    remember,
+    short_of_rows,
+)
 from respec.tasks.reward import RewardWorker
 from respec.tasks.task import Task, load_task
-from respec.types import (
-    Ask,
-    Rollout,
-    RolloutStats,
-    RoundRecord,
-    ScoredRollout,
-    UpdateStats,
-)
+from respec.types import Ask, Rollout, RolloutStats, RoundRecord, ScoredRollout, UpdateStats
 from respec.weights.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
 from respec.weights.swap import swap
 
@@ -78,7 +82,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 "rollout.group_size: a group of one has nothing to be compared with; use 2 or more (got 1)"
             )
         with RewardWorker(task, config.task.reward) as reward:
-            for note in run.notes:
+            for note in (*run.notes, *short_of_rows(config, task)):
                 view.say(note)
             learner = PolicyLearner(policy, config.policy, config.run.steps, config.rollout.max_new_tokens)
             checkpoint = latest_checkpoint(run.path, view.say)
@@ -88,7 +92,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 _save(run, policy, learner, 0, view)
             stages = build(config, policy, task, reward, view, version=step)
             remember(stages, run)
-            online = _online(stages, run)
+            online = online_learner(config, policy, stages.engine, run)
             if run.last_step is None:
                 _record_start(stages, run)
             tokens = _tokens_so_far(run)
@@ -104,6 +108,8 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 pieces = [token_pieces(policy.tokenizer, s.rollout.token_T.tolist()) for s in scored[:SHOWN_ROLLOUTS]]
                 run.write_step(step, checked(metrics), scored, rounds, pieces, decisions_of(stages.planner))
                 view.step(step, metrics)
+                if metrics["reward/fell_back"]:
+                    view.say(fallbacks(scored))
                 minutes = (time.monotonic() - saved_at) / 60
                 due = _every(config.checkpoint.every_steps, step) or 0 < config.checkpoint.every_minutes <= minutes
                 if finished or due or stop():
@@ -268,12 +274,6 @@ def _record_start(stages: Stages, run: RunDir) -> None:
 def _save(run: RunDir, policy: Policy, learner: PolicyLearner, step: int, view: View) -> None:
     view.phase("checkpoint")
     save_checkpoint(run.path, step, policy, learner.state_dict(), {"step": step}, run.config.checkpoint.keep)
-
-
-def _online(stages: Stages, run: RunDir) -> OnlineLearner | None:
-    config = stages.config
-    path = config.speculation.drafter_path or Path()
-    return online_learner(config.drafter, config.rollout, path, stages.policy, stages.engine, run)
 
 
 def _tokens_so_far(run: RunDir) -> float:

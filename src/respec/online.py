@@ -8,11 +8,10 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
-from respec.config import DrafterConfig, RolloutConfig
+from respec.config import Config, DrafterConfig, RolloutConfig
 from respec.drafter.examples import capture
 from respec.drafter.learner import DrafterLearner, LearnerSettings
 from respec.drafter.weighting import weigh
@@ -79,16 +78,15 @@ class OnlineLearner:
         scratch.rename(target)
 
 
-def online_learner(
-    config: DrafterConfig, rollout: RolloutConfig, path: Path, policy: Policy, engine: Engine, run: RunDir
-) -> OnlineLearner | None:
+def online_learner(config: Config, policy: Policy, engine: Engine, run: RunDir) -> OnlineLearner | None:
     """The learner of the engine's `eagle` drafter, going on from the head in the run folder if there is one; None where none is wanted.
 
     Its optimizer begins anew at a resume, which changes the drafts that follow and how fast they are, not the tokens. Raises ModelError
     for a head that does not fit the policy.
     """
     drafter = engine.drafters.get("eagle")
-    if not config.learn or not isinstance(drafter, EagleDrafter):
+    path = config.speculation.drafter_path
+    if not config.drafter.learn or path is None or not isinstance(drafter, EagleDrafter):
         return None
     kept = run.path / FOLDER
     head = load_head(kept if (kept / "config.json").exists() else path)
@@ -96,4 +94,4 @@ def online_learner(
     head = head.to(policy.model.device)
     if kept.exists():
         drafter.adopt(head, drafter.version + 1)
-    return OnlineLearner(config, rollout, head, drafter)
+    return OnlineLearner(config.drafter, config.rollout, head, drafter)

@@ -21,7 +21,19 @@ from respec.rollout.planner import Planner
 from respec.speculation.pace import PacedController
 from respec.tasks.reward import RewardWorker
 from respec.tasks.task import Task
-from respec.types import PLAIN, Ask, EvalResult, Plan, Prompt, Rollout, RolloutStats, RoundRecord, Sampling, Stream
+from respec.types import (
+    PLAIN,
+    Ask,
+    EvalResult,
+    Plan,
+    Prompt,
+    Rollout,
+    RolloutStats,
+    RoundRecord,
+    Sampling,
+    ScoredRollout,
+    Stream,
+)
 from respec.weights.publish import publish
 
 
@@ -122,3 +134,16 @@ def remember(stages: Stages, run: RunDir) -> None:
 def learn_histories(engine: Engine, rollouts: Sequence[Rollout]) -> None:
     for drafter in engine.drafters.values():
         drafter.learn(rollouts)
+
+
+def short_of_rows(config: Config, task: Task) -> list[str]:
+    """A line for the user where there are fewer held-out rows than were asked for."""
+    held, asked = len(task.held_out), config.task.eval_size
+    return [f"held out are {held} rows, not {asked}: there are no more to spare"] if held < asked else []
+
+
+def fallbacks(scored: Sequence[ScoredRollout]) -> str:
+    """Which rewards failed in a step, and on how many rollouts."""
+    names = sorted({name for item in scored for name in item.fell_back})
+    failed = sum(bool(item.fell_back) for item in scored)
+    return f"reward {', '.join(names)} failed on {failed} of {len(scored)} rollouts; its fallback value was used"

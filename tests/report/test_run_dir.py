@@ -177,7 +177,8 @@ def test_a_lock_of_another_machine_is_respected(make_config: Make, tmp_path: Pat
 
 
 def test_another_configuration_is_refused_by_key_and_values(make_config: Make) -> None:
-    RunDir(make_config(policy={"lr": 1e-5})).close()
+    with RunDir(make_config(policy={"lr": 1e-5})) as run:
+        run.write_step(1, {"reward/mean": 0.5})
     with pytest.raises(RunDirError) as raised:
         RunDir(make_config(policy={"lr": 2e-5}, run={"threads": 1}, task={"reward": [{"fn": "math"}]}))
     message = str(raised.value)
@@ -204,6 +205,7 @@ def test_threads_are_resolved_once_for_a_run(make_config: Make, monkeypatch: pyt
     monkeypatch.setattr("respec.report.run_dir.usable_cores", lambda: 3)
     with RunDir(make_config(run={"threads": 0})) as run:
         assert run.config.run.threads == 3
+        run.write_step(1, {"reward/mean": 0.5})
     monkeypatch.setattr("respec.report.run_dir.usable_cores", lambda: 64)
     with RunDir(make_config(run={"threads": 0})) as run:
         assert run.config.run.threads == 3
@@ -260,3 +262,19 @@ def _events(run_dir: Path) -> dict[int, float]:
     scalars = accumulator.Scalars("reward/mean")
     assert len({event.step for event in scalars}) == len(scalars)
     return {event.step: round(event.value, 5) for event in scalars}
+
+
+def test_a_run_that_did_no_step_does_not_hold_its_configuration_against_the_mended_one(make_config: Make) -> None:
+    first = make_config(policy={"lr": 1e-3})
+    with RunDir(first) as run:
+        run.write_step(0, {"eval/accuracy": 0.5})
+        (run.path / "checkpoints" / "000000").mkdir()
+    with RunDir(make_config(policy={"lr": 2e-3})) as run:
+        assert (
+            run.last_step is None and run.config.policy.lr == 2e-3 and any("begins anew" in note for note in run.notes)
+        )
+        assert not list((run.path / "checkpoints").iterdir())
+        run.write_step(0, {"eval/accuracy": 0.5})
+        run.write_step(1, {"reward/mean": 0.5})
+    with pytest.raises(RunDirError, match="--fresh"):
+        RunDir(first)

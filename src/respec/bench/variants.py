@@ -65,7 +65,8 @@ def _variant(
         if set(options) - {HISTORY[1:], REJECTION[1:]}:
             raise ValueError(options)
     except ValueError as error:
-        raise ConfigError(f"'{name}' is no variant; write {FORM}") from error
+        reason = str(error).splitlines()[2].strip() if "validation error" in str(error) else ""
+        raise ConfigError(f"'{name}' cannot be measured: {reason or 'it is no variant'}; write {FORM}") from error
     if drafter == "auto":
         living = controller(config)
         plan: Callable[[], Plan | Planner] = lambda: living  # noqa: E731

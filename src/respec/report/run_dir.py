@@ -169,16 +169,27 @@ class RunDir:
         settled = config.model_copy(update={"run": config.run.model_copy(update={"threads": threads})})
         if recorded is not None:
             differing = differences(recorded, settled)
-            if differing:
+            if differing and not any(step.step > 0 for step in records.read_metrics(self.path)):
+                # it failed before its first step was done: what was mended must not be held against it
+                self._forget_start()
+            elif differing:
                 raise RunDirError(
                     f"the run folder '{self.path}' belongs to a run with another configuration:\n"
                     + "".join(f"  {line}\n" for line in differing)
-                    + "set them back to go on with that run, or begin another with --set run.dir=..."
+                    + "set them back to go on with that run, begin another with --set run.dir=..., or begin anew with --fresh"
                 )
         for folder in (ROLLOUTS, ROUNDS, DECISIONS, CHECKPOINTS):
             (self.path / folder).mkdir(exist_ok=True)
         write_atomic(self.path / CONFIG_FILE, tomli_w.dumps(tree_of(settled)))
         return settled
+
+    def _forget_start(self) -> None:
+        """Empties the folder of a run that has done no step, for one of another configuration."""
+        self.notes.append("the run that was begun here had done no step and had another configuration: it begins anew")
+        for folder in (ROLLOUTS, ROUNDS, DECISIONS, CHECKPOINTS, EVENTS):
+            shutil.rmtree(self.path / folder, ignore_errors=True)
+        for file in (METRICS_FILE, SUMMARY_FILE):
+            (self.path / file).unlink(missing_ok=True)
 
     def _record_start(self) -> None:
         path = self.path / PROVENANCE_FILE

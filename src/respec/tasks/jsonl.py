@@ -46,15 +46,13 @@ def split(
     """(train, held-out, all that is not held out), each without repeated prompts, shuffled by the seed.
 
     With an evaluation file (`held_out`) its prompts leave the training rows. Without one, the file is split: held-out
-    rows first, so that they do not depend on train_size; a file too small for both sizes is split in their proportion.
+    rows first, so that they do not depend on train_size, and at most a third of the file.
 
     Raises TaskError if a side that was asked for would be empty.
     """
     rows = _shuffled(_distinct(rows), config.seed, "train")
     if held_out is None:
-        wanted = config.train_size + config.eval_size
-        size = config.eval_size if wanted <= len(rows) else len(rows) * config.eval_size // wanted
-        size = max(size, min(1, config.eval_size))
+        size = min(config.eval_size, max(1, len(rows) // 3))
         held, rest = rows[:size], rows[size:]
     else:
         held = _shuffled(_distinct(held_out), config.seed, "held-out")[: config.eval_size]
