@@ -73,19 +73,19 @@ def make_planner(
     config: SpeculationConfig,
     decoder: Decoder,
     tokenizer: PreTrainedTokenizerBase,
-    drafters: Callable[[], Sequence[Drafter]],
+    drafters: Sequence[Drafter],
     max_batch: int,
     context: int,
     say: Callable[[str], None],
 ) -> Plan | PacedController:
     """The configured static plan; for `auto` the controller of one engine, for as long as it lives.
 
-    Where this machine and model have no profile yet, the controller starts from a brief one, made here, of drafters made for it.
+    Where this machine and model have no profile yet, the controller starts from a brief one, made here.
     """
     if config.drafter != "auto":
         return config.plan()
-    cost = profile(decoder, tokenizer, drafters(), max_batch, (context,), True, say)
-    return make_controller(cost, config, max_batch)
+    taken = samples(decoder, tokenizer, drafters, max_batch, (context,), True, say)
+    return make_controller(fit(taken), config, max_batch)
 
 
 def make_controller(cost: CostModel, config: SpeculationConfig, largest: int) -> PacedController:
@@ -102,23 +102,6 @@ def make_controller(cost: CostModel, config: SpeculationConfig, largest: int) ->
     return PacedController(Controller(plans, cost, acceptance, largest, starts, trust))
 
 
-def profile(
-    decoder: Decoder,
-    tokenizer: PreTrainedTokenizerBase,
-    drafters: Sequence[Drafter],
-    max_batch: int,
-    contexts: Sequence[int],
-    brief: bool,
-    say: Callable[[str], None],
-    fresh: bool = False,
-) -> CostModel:
-    """The cost model of this machine, model, dtype, thread count and engine: from what is on disk, measured where it lacks.
-
-    Kept under the user's cache folder by fingerprint, cell by cell, so that a profile cut short is gone on with.
-    """
-    return fit(samples(decoder, tokenizer, drafters, max_batch, contexts, brief, say, fresh))
-
-
 def samples(
     decoder: Decoder,
     tokenizer: PreTrainedTokenizerBase,
@@ -129,7 +112,11 @@ def samples(
     say: Callable[[str], None],
     fresh: bool = False,
 ) -> tuple[CostSample, ...]:
-    """What `profile` fits to."""
+    """What a cost model of this machine, model, dtype, thread count and engine is fitted to: from what is on disk, measured where it lacks.
+
+    Kept under the user's cache folder by fingerprint, cell by cell, so that a profile cut short is gone on with. The drafters are left as
+    they were: a rollout ends by dropping what it began, and they learn nothing here.
+    """
     path = profile_path(decoder)
     known = [] if fresh else load(path)
     cells = grid(max_batch, contexts, [drafter.name for drafter in drafters], brief=brief)

@@ -23,8 +23,7 @@ def make_drafters(config: SpeculationConfig, policy: Policy, dtype: str, version
 
     Raises ModelError for a head or a model that does not fit the policy.
     """
-    wanted = {"off": (), "auto": config.candidates}.get(config.drafter, (config.drafter,))
-    return tuple(MAKERS[name](config, policy, dtype, version) for name in wanted)
+    return tuple(MAKERS[name](config, policy, dtype, version) for name in config.wanted)
 
 
 def _ngram(config: SpeculationConfig, policy: Policy, dtype: str, version: int) -> Drafter:

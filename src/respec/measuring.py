@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from respec.adaptive import make_controller, profile, samples
+from respec.adaptive import make_controller, samples
 from respec.bench.speculation import bench_speculation
 from respec.bench.variants import variants_by_name
 from respec.config import Config, ModelConfig, SpeculationConfig
@@ -83,8 +83,8 @@ def measure_speculation(
 
     def controller(asked: SpeculationConfig) -> Planner:
         contexts = (prompt + sampling.max_new_tokens // 4,)
-        cost = profile(decoder, policy.tokenizer, drafters(asked), max(batches), contexts, True, say)
-        return make_controller(cost, asked, max(batches))
+        taken = samples(decoder, policy.tokenizer, drafters(asked), max(batches), contexts, True, say)
+        return make_controller(fit(taken), asked, max(batches))
 
     chosen_ways = variants_by_name(variants, config.speculation, controller, drafters)
     return bench_speculation(

@@ -15,7 +15,6 @@ from respec.drafting import make_drafters
 from respec.models.load import Policy
 from respec.report.live import View
 from respec.report.run_dir import RunDir
-from respec.rollout.draft.protocol import Drafter
 from respec.rollout.engine import Engine
 from respec.rollout.planner import Planner
 from respec.speculation.pace import PacedController
@@ -53,13 +52,10 @@ class Stages:
 def build(config: Config, policy: Policy, task: Task, reward: RewardWorker, view: View, version: int) -> Stages:
     """Publishes the policy and sets the engine up around it."""
     decoder = publish(policy, config.model.dtype, version)
-
-    def drafters() -> tuple[Drafter, ...]:
-        return make_drafters(config.speculation, policy, config.model.dtype, version)
-
+    drafters = make_drafters(config.speculation, policy, config.model.dtype, version)
     engine = Engine(
         decoder, policy.tokenizer, policy.eos_token_ids, config.run.seed,
-        config.rollout.max_batch, config.rollout.prefill_chunk, drafters(), config.speculation.mode,
+        config.rollout.max_batch, config.rollout.prefill_chunk, drafters, config.speculation.mode,
     )  # fmt: skip
     prompt = int(np.median([len(p.token_ids) for p in task.train])) if task.train else 32
     view.phase("profile")

@@ -90,6 +90,7 @@ def generate_alone(
     renderer = Renderer(asked, policy.tokenizer, policy.context_length, sampling.max_new_tokens)
     rows = [Row(text, {}, {}, f"prompt {number}") for number, text in enumerate(texts)]
     prompts = renderer.prompts([renderer.render(row) for row in rows], first_row=0)
+    drafters = make_drafters(speculation, policy, dtype)
     decoder, batch = publish(policy, dtype, 0), min(64, samples * len(prompts))
     engine = Engine(
         decoder,
@@ -97,14 +98,14 @@ def generate_alone(
         policy.eos_token_ids,
         seed,
         max_batch=batch,
-        drafters=make_drafters(speculation, policy, dtype),
+        drafters=drafters,
     )
     context = max(len(prompt.token_ids) for prompt in prompts) + sampling.max_new_tokens // 4
     planner = make_planner(
         speculation,
         decoder,
         policy.tokenizer,
-        lambda: make_drafters(speculation, policy, dtype),
+        drafters,
         batch,
         context,
         say or (lambda _: None),

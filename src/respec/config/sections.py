@@ -158,14 +158,18 @@ class SpeculationConfig(Room):
 
     @model_validator(mode="after")
     def _needs(self) -> SpeculationConfig:
-        wanted = self.candidates if self.drafter == "auto" else (self.drafter,)
-        if "eagle" in wanted and self.drafter_path is None:
+        if "eagle" in self.wanted and self.drafter_path is None:
             raise ValueError(
                 "drafter 'eagle' needs speculation.drafter_path, a head for this policy; `respec drafter train` makes one"
             )
-        if "model" in wanted and not self.draft_model:
+        if "model" in self.wanted and not self.draft_model:
             raise ValueError("drafter 'model' needs speculation.draft_model, a small model with the policy's tokenizer")
         return self
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The names of the drafters to be made; none for plain decoding."""
+        return {"off": (), "auto": self.candidates}.get(self.drafter, (self.drafter,))
 
     def plan(self) -> Plan:
         """The static plan; plain decoding for `auto`, whose plans a controller makes."""
@@ -263,9 +267,7 @@ class Config(Room):
 
     @model_validator(mode="after")
     def _has_a_head(self) -> Config:
-        speculation = self.speculation
-        wanted = speculation.candidates if speculation.drafter == "auto" else (speculation.drafter,)
-        if self.drafter.learn and "eagle" not in wanted:
+        if self.drafter.learn and "eagle" not in self.speculation.wanted:
             raise ValueError(
                 "drafter.learn is on, but drafter 'eagle' is not among those of [speculation]; name it there"
             )

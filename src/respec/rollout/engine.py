@@ -15,7 +15,6 @@ from respec.rollout.kv_cache import KVCache
 from respec.rollout.planner import Planner, StaticPlanner
 from respec.rollout.randomness import sequence_key
 from respec.rollout.request import Request
-from respec.rollout.sampling import draw
 from respec.rollout.scheduler import Scheduler
 from respec.rollout.stopping import Stopping
 from respec.rollout.target import Target
@@ -190,15 +189,15 @@ class Engine:
         """One decode round: plan, draft, one forward pass over every pending token and its draft, verify."""
         began = time.perf_counter()
         active = scheduler.active
-        plan = planner.plan(self._load(scheduler, sampling))
+        load = self._load(scheduler, sampling)
+        plan = planner.plan(load)
         planned_at = time.perf_counter()
         trees = self._draft(active, target, sampling, plan)
         drafted_at = time.perf_counter()
         flat = flatten(active, trees)
         logits, taps = target.verify(flat)
-        verdicts = verify(trees, flat, logits, lambda rows, keys: draw(rows, keys, sampling), self._mode, sampling)
+        verdicts = verify(trees, flat, logits, self._mode, sampling)
         verified_at = time.perf_counter()
-        context = float(np.mean([request.length for request in active]))
         counts = [
             self._emit(request, tree, verdict, stopping, index)
             for request, tree, verdict in zip(active, trees, verdicts, strict=True)
@@ -214,7 +213,7 @@ class Engine:
             active=len(active), waiting=len(scheduler.waiting), plan=plan, drafted=sum(len(tree.token_n) for tree in trees),
             accepted=sum(min(len(verdict.path), count) for verdict, count in zip(verdicts, counts, strict=True)),
             emitted=sum(counts), draft_s=drafted_at - planned_at, verify_s=verified_at - drafted_at,
-            overhead_s=time.perf_counter() - verified_at + planned_at - began, context=context,
+            overhead_s=time.perf_counter() - verified_at + planned_at - began, context=load.context,
             predicted=planner.predicted,
             drafted_D=_reaching(deepest), accepted_D=_reaching(stands),
             tested_D=_reaching([min(depth, accepted + 1) for depth, accepted in zip(deepest, stands, strict=True)]),

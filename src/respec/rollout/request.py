@@ -40,6 +40,11 @@ class Request:
         return len(self.ask.prompt.token_ids) + len(self.tokens)
 
     @property
+    def known(self) -> list[int]:
+        """Prompt and completion, the pending token last."""
+        return [*self.ask.prompt.token_ids, *self.tokens]
+
+    @property
     def pending(self) -> int:
         return self.tokens[-1] if self.tokens else self.ask.prompt.token_ids[-1]
 

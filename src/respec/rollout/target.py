@@ -42,7 +42,7 @@ class Target:
         `copies` are (origin, request) of one prompt: the request takes the origin's keys for the prompt instead of a prefill of its own.
         """
         began = time.perf_counter()
-        known = [[*request.ask.prompt.token_ids, *request.tokens][:-1] for request in requests]
+        known = [request.known[:-1] for request in requests]
         for request, tokens in zip(requests, known, strict=True):
             self.cache.length[request.slot] = len(tokens)
         read = self._read(requests, known)
@@ -62,7 +62,7 @@ class Target:
     def read_again(self, requests: Sequence[Request]) -> None:
         """Gives the readers the hidden states they lack of these requests: one pass over the tokens, which writes the same keys again."""
         missing = [r for r in requests if any(reader.observed(r) < r.length - 1 for reader in self.readers)]
-        known = [[*request.ask.prompt.token_ids, *request.tokens][:-1] for request in missing]
+        known = [request.known[:-1] for request in missing]
         for request, taps in zip(missing, self._read(missing, known), strict=True):
             if taps is not None:
                 self._tell(request, 0, taps)

@@ -9,15 +9,15 @@ Chen et al. 2023, arXiv 2302.01318). The output has plain decoding's distributio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64, Int32, UInt64
+from jaxtyping import Float, Float64, Int32
 from torch import Tensor
 
 from respec.rollout.randomness import Lane, token_key, uniform
-from respec.rollout.sampling import Draws, Processed, process, race, refuse_non_finite
+from respec.rollout.sampling import Draws, Processed, draw, process, race, refuse_non_finite
 from respec.rollout.tree import ROOT, DraftTree, FlatTrees
 from respec.types import Mode, Sampling
 
@@ -33,18 +33,15 @@ class Verdict:
 def verify(
     trees: Sequence[DraftTree],
     flat: FlatTrees,
-    logits: Tensor,
-    draw: Callable[[Tensor, UInt64[np.ndarray, "R"]], Draws],
+    logits: Float[Tensor, "M V"],
     mode: Mode,
     sampling: Sampling,
 ) -> list[Verdict]:
-    """Judges all trees of a pass from the target's logits [M, V]; `draw` is the target's sampler, from logits and keys."""
+    """Judges all trees of a pass from the target's logits. Raises NonFiniteError for logits that are not finite."""
     if mode == "matching" or all(not tree.token_n for tree in trees):
-        draws = draw(logits, token_key(flat.key_M, flat.index_M, Lane.TARGET))
+        draws = draw(logits, token_key(flat.key_M, flat.index_M, Lane.TARGET), sampling)
         return [_match(tree, draws, int(start)) for tree, start in zip(trees, flat.start_B, strict=True)]
-    return [
-        _reject(tree, flat, int(start), logits, draw, sampling) for tree, start in zip(trees, flat.start_B, strict=True)
-    ]
+    return [_reject(tree, flat, int(start), logits, sampling) for tree, start in zip(trees, flat.start_B, strict=True)]
 
 
 def matched_path(tree: DraftTree, drawn: Int32[np.ndarray, "n+1"]) -> tuple[int, ...]:
@@ -100,8 +97,7 @@ def _reject(
     tree: DraftTree,
     flat: FlatTrees,
     start: int,
-    logits: Tensor,
-    draw: Callable[[Tensor, UInt64[np.ndarray, "R"]], Draws],
+    logits: Float[Tensor, "M V"],
     sampling: Sampling,
 ) -> Verdict:
     path: list[int] = []
@@ -112,7 +108,7 @@ def _reject(
         where = slice(row, row + 1)
         children = tree.children.get(at, ())
         if not children:
-            draws.append(draw(logits[where], token_key(flat.key_M[where], flat.index_M[where], Lane.TARGET)))
+            draws.append(draw(logits[where], token_key(flat.key_M[where], flat.index_M[where], Lane.TARGET), sampling))
             break
         target = process(logits[row].double().cpu().numpy(), sampling)
         refuse_non_finite(np.array([target.entropy]))

@@ -152,7 +152,7 @@ class EagleDrafter:
         for request in requests:
             progress = self._progress[id(request)]
             start, end = progress.extended, request.length - 1
-            known = [*request.ask.prompt.token_ids, *request.tokens]
+            known = request.known
             taps += progress.waiting
             tokens += known[start + 1 : end + 1]
             slots += [request.slot] * (end - start)

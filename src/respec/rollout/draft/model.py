@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
 from respec.errors import ModelError
-from respec.models.decoder import Branches, Decoder, KVStore, Pass
+from respec.models.decoder import Decoder
 from respec.rollout.draft.comb import Comb, Feed, by_steps, widths
 from respec.rollout.draft.protocol import DraftContext
 from respec.rollout.kv_cache import KVCache
@@ -76,7 +75,7 @@ class ModelDrafter:
         if drafting:
             places = [self._catch_up(comb.request, cache) for comb in drafting]
             feeds = [
-                Feed(place.slot, place.certain, _known(comb.request)[place.certain :])
+                Feed(place.slot, place.certain, comb.request.known[place.certain :])
                 for comb, place in zip(drafting, places, strict=True)
             ]
             by_steps(self._decoder, cache, drafting, feeds, context, self._chunk)
@@ -104,7 +103,7 @@ class ModelDrafter:
         place = self._places.get(id(request))
         if place is None:
             place = self._places[id(request)] = _Place(cache.allocate(self._decoder.version))
-        known = _known(request)
+        known = request.known
         end = min(len(place.tokens), len(known) - 1)
         while place.certain < end and place.tokens[place.certain] == known[place.certain]:
             place.certain += 1
@@ -126,19 +125,9 @@ class _Widened:
 
     def __init__(self, decoder: Decoder, vocabulary: int) -> None:
         self._decoder = decoder
+        self.hidden = decoder.hidden
         self.version = decoder.version
         self.shape = replace(decoder.shape, vocabulary=vocabulary)
-
-    def hidden(
-        self,
-        token_M: Int64[np.ndarray, "M"],
-        slot_M: Int64[np.ndarray, "M"],
-        position_M: Int64[np.ndarray, "M"],
-        cache: KVStore,
-        branches: Branches | None = None,
-        taps: Sequence[int] = (),
-    ) -> Pass:
-        return self._decoder.hidden(token_M, slot_M, position_M, cache, branches, taps)
 
     def logits(self, hidden: Float[Tensor, "R hidden"]) -> Float[Tensor, "R V"]:
         logits = self._decoder.logits(hidden)
@@ -146,7 +135,3 @@ class _Widened:
         if more > 0:
             return F.pad(logits, (0, more), value=-torch.inf)
         return logits[:, : self.shape.vocabulary]
-
-
-def _known(request: Request) -> list[int]:
-    return [*request.ask.prompt.token_ids, *request.tokens]
