@@ -98,7 +98,7 @@ def test_help_does_not_wait_for_torch() -> None:
         (("generate", "/absent", "--prompt", "x"), "there is no folder '/absent'"),
         (
             ("generate", "builtin:demo", "--prompt", "x", "--drafter", "oracle"),
-            "auto, off, ngram or suffix, got 'oracle'",
+            "auto, off, ngram, suffix, self_quant, eagle, model, got 'oracle'",
         ),
         (("generate", "builtin:demo", "--prompt", "1 + 1\\n", "--max-new-tokens", "9999"), "leaves room for 0"),
         (("report", "absent"), "'absent' is not a run folder"),
@@ -244,3 +244,17 @@ def test_a_run_is_interrupted_gone_on_with_and_looked_at(call: Call, tmp_path: P
     assert call("report", str(folder))[0] == 0 and (folder / "report.html").exists()
     code, out, _ = call("eval", str(folder), "--set", "run.threads=1")
     assert code == 0 and "(8 items)" in out
+
+
+def test_the_version_is_told_by_the_command_and_by_the_module(call):
+    import respec
+
+    assert call("--version")[1].strip() == f"respec {respec.__version__}"
+    done = subprocess.run([sys.executable, "-m", "respec", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"respec {respec.__version__}"
+
+
+@pytest.mark.parametrize(("drafter", "needs"), [("eagle", "--drafter-path"), ("model", "--draft-model")])
+def test_generate_says_what_a_drafter_needs(call, drafter: str, needs: str):
+    code, _, said = call("generate", "builtin:demo", "--prompt", "1 + 2", "--drafter", drafter)
+    assert code == 2 and needs in said

@@ -8,14 +8,24 @@ from typing import Annotated
 
 import typer
 
+from respec import __version__
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 ConfigPath = Annotated[Path, typer.Argument(help="A TOML file; see examples/.", show_default=False)]
 Sets = Annotated[list[str], typer.Option("--set", help="Change a key: section.key=value. May be given many times.")]
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"respec {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def root() -> None:
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+) -> None:  # fmt: skip
     """Reinforcement learning of language models whose rollouts are fast, exact and speculative.
 
     Start with: respec train examples/demo.toml

@@ -17,6 +17,8 @@ from rich.table import Table
 from respec.cli.app import ConfigPath, Sets, app, no_bars, print_error
 from respec.errors import ConfigError
 
+DRAFTERS = ("auto", "off", "ngram", "suffix", "self_quant", "eagle", "model")
+
 
 @app.command()
 def train(
@@ -107,7 +109,9 @@ def generate(
     top_p: Annotated[float, typer.Option(min=0, max=1)] = 1.0,
     stop: Annotated[list[str], typer.Option(help="A string that ends a completion.")] = [],
     samples: Annotated[int, typer.Option(min=1)] = 1,
-    drafter: Annotated[str, typer.Option(help="auto, off, ngram or suffix.")] = "suffix",
+    drafter: Annotated[str, typer.Option(help=f"{', '.join(DRAFTERS)}.")] = "suffix",
+    drafter_path: Annotated[Path | None, typer.Option(help="The head that drafter eagle drafts with.")] = None,
+    draft_model: Annotated[str, typer.Option(help="The small model that drafter model drafts with.")] = "",
     seed: int = 0,
     chat: Annotated[
         str, typer.Option(help="auto, never or always: whether a prompt is a user's turn in the model's chat template.")
@@ -118,18 +122,22 @@ def generate(
 
     Example: respec generate builtin:demo --prompt "3 + 4 - 2 + 9\\n" --samples 4
     """
-    from pydantic import ValidationError
-
     from respec.config import SpeculationConfig
     from respec.standalone import generate_alone, model_of
     from respec.types import Sampling
 
     if chat not in ("auto", "never", "always"):
         raise ConfigError(f"--chat takes auto, never or always, got '{chat}'")
-    try:
-        speculation = SpeculationConfig.model_validate({"drafter": drafter})
-    except ValidationError:
-        raise ConfigError(f"--drafter takes auto, off, ngram or suffix, got '{drafter}'") from None
+    if drafter not in DRAFTERS:
+        raise ConfigError(f"--drafter takes {', '.join(DRAFTERS)}, got '{drafter}'")
+    if drafter == "eagle" and drafter_path is None:
+        raise ConfigError(
+            "--drafter eagle needs --drafter-path, a head for this policy (`respec drafter train` makes one)"
+        )
+    if drafter == "model" and not draft_model:
+        raise ConfigError("--drafter model needs --draft-model, a small model with the policy's tokenizer")
+    asked = {"drafter": drafter, "drafter_path": drafter_path, "draft_model": draft_model}
+    speculation = SpeculationConfig.model_validate(asked)
     no_bars()
     sampling = Sampling(
         max_new_tokens, temperature, top_k, top_p, 0.0, tuple(text.replace("\\n", "\n") for text in stop)

@@ -115,7 +115,8 @@ def _source(path: str) -> str:
 def _unreadable(path: str, error: Exception) -> str:
     if Path(path).expanduser().is_dir():
         return f"the folder '{path}' holds no model transformers can read: {_first_line(error)}"
-    return f"there is no folder '{path}' and it could not be fetched from the hub either: {_first_line(error)}"
+    hint = "; `respec fetch smollm2` makes that folder" if Path(path) == Path("models/smollm2") else ""
+    return f"there is no folder '{path}'{hint}, and it could not be fetched from the hub either: {_first_line(error)}"
 
 
 def _first_line(error: Exception) -> str:
