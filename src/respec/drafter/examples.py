@@ -11,8 +11,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from respec.models.heap import give_back
 from respec.models.packed_attention import PACKED, layout
 from respec.types import Rollout, Sampling
+
+# Positions whose logits are held at once.
+ROWS = 128
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ def capture(
             [weights[i] if len(weights) else 1.0 for i in chosen],
         )
         found.update(zip(chosen, made, strict=True))
+        give_back()
     return [found[i] for i in kept]
 
 
@@ -93,14 +98,33 @@ def _capture(
         **({"packed": layout(torch.from_numpy(start).to(device))} if model.config._attn_implementation == PACKED else {}),
     )  # fmt: skip
     hidden_NE, tapped_NT = done.last_hidden_state[0], torch.cat([done.hidden_states[tap][0] for tap in taps], dim=1)
-    stored = torch.float64 if tapped_NT.dtype == torch.float64 else torch.bfloat16
-    examples = []
-    for rollout, token, begin, weight in zip(rollouts, tokens, start[:-1], weights, strict=True):
-        prompt, end = len(rollout.prompt.token_ids), begin + len(token)
-        logit_CV = hidden_NE[begin + prompt - 1 : end - 1] @ model.get_parameter("lm_head.weight").T
-        ids, p = top_law(logit_CV, sampling, top)
-        examples.append(Example(torch.from_numpy(token), tapped_NT[begin:end].to(stored), prompt, ids, p, weight))
-    return examples
+    stored_NT = tapped_NT.to(torch.float64 if tapped_NT.dtype == torch.float64 else torch.bfloat16)
+    before_N = torch.cat([
+        torch.arange(begin + len(r.prompt.token_ids) - 1, begin + len(part) - 1)
+        for r, part, begin in zip(rollouts, tokens, start[:-1], strict=True)
+    ]).to(device)  # fmt: skip
+    ids_NK, p_NK = _top_laws(hidden_NE, before_N, model.get_parameter("lm_head.weight"), sampling, top)
+    law = iter(zip(*(both.split([len(r.token_T) for r in rollouts]) for both in (ids_NK, p_NK)), strict=True))
+    return [
+        Example(
+            torch.from_numpy(token), stored_NT[begin : begin + len(token)], len(r.prompt.token_ids), *next(law), weight
+        )
+        for r, token, begin, weight in zip(rollouts, tokens, start[:-1], weights, strict=True)
+    ]
+
+
+def _top_laws(
+    hidden_NE: Float[Tensor, "N E"], at_C: Int[Tensor, "C"], head_VE: Float[Tensor, "V E"], sampling: Sampling, top: int
+) -> tuple[Int[Tensor, "C K"], Float[Tensor, "C K"]]:
+    """`top_law` of the positions `at_C`, a few at a time."""
+    top = min(top, len(head_VE))
+    exact = torch.promote_types(hidden_NE.dtype, torch.float32)
+    ids_CK = torch.empty(len(at_C), top, dtype=torch.int64, device=hidden_NE.device)
+    p_CK = torch.empty(len(at_C), top, dtype=exact, device=hidden_NE.device)
+    for first in range(0, len(at_C), ROWS):
+        part = slice(first, first + ROWS)
+        ids_CK[part], p_CK[part] = top_law(hidden_NE[at_C[part]] @ head_VE.T, sampling, top)
+    return ids_CK, p_CK
 
 
 def top_law(
