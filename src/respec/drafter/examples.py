@@ -104,12 +104,12 @@ def _capture(
         for r, part, begin in zip(rollouts, tokens, start[:-1], strict=True)
     ]).to(device)  # fmt: skip
     ids_NK, p_NK = _top_laws(hidden_NE, before_N, model.get_parameter("lm_head.weight"), sampling, top)
-    law = iter(zip(*(both.split([len(r.token_T) for r in rollouts]) for both in (ids_NK, p_NK)), strict=True))
+    sizes = [len(r.token_T) for r in rollouts]
     return [
-        Example(
-            torch.from_numpy(token), stored_NT[begin : begin + len(token)], len(r.prompt.token_ids), *next(law), weight
+        Example(torch.from_numpy(token), stored_NT[begin : begin + len(token)], len(r.prompt.token_ids), ids, p, weight)
+        for r, token, begin, weight, ids, p in zip(
+            rollouts, tokens, start[:-1], weights, ids_NK.split(sizes), p_NK.split(sizes), strict=True
         )
-        for r, token, begin, weight in zip(rollouts, tokens, start[:-1], weights, strict=True)
     ]
 
 
