@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from respec.errors import ConfigError, RewardError
-from respec.policy.advantages import ESTIMATORS, advantages
+from respec.policy.advantages import advantages
+from respec.policy.estimators import ESTIMATORS, GROUP_RELATIVE
 from respec.types import Rollout, ScoredRollout
 
 
@@ -45,15 +46,31 @@ def test_one_value_a_token_and_order_kept(make_rollout) -> None:
         np.testing.assert_array_equal(item.advantage_T, by_key[item.scored.rollout.key].advantage_T)
 
 
-@pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
+def test_golden_numbers_of_whitening_over_the_steps_tokens(make_rollout) -> None:
+    # Lengths 2, 3, 2, 3: rewards 1, 0, 0.5, 0.5 have the mean (2 + 1 + 1.5) / 10 = 0.45 a token.
+    items = scored(make_rollout, [[1.0, 0.0], [0.5, 0.5]])
+    std = ((2 * 0.55**2 + 3 * 0.45**2 + 5 * 0.05**2) / 10) ** 0.5
+    expected = [0.55 / std, -0.45 / std, 0.05 / std, 0.05 / std]
+    np.testing.assert_allclose(firsts(advantages(items, "batch_whitened")), expected, rtol=1e-6)
+    # Less their group's mean: 0.5, -0.5, 0, 0, with the mean (1 - 1.5) / 10 = -0.05 a token.
+    std = ((2 * 0.55**2 + 3 * 0.45**2 + 5 * 0.05**2) / 10) ** 0.5
+    expected = [0.55 / std, -0.45 / std, 0.05 / std, 0.05 / std]
+    np.testing.assert_allclose(firsts(advantages(items, "group_centred_batch_whitened")), expected, rtol=1e-6)
+    # A single completion a prompt will do.
+    assert firsts(advantages(scored(make_rollout, [[1.0], [0.0]]), "batch_whitened"))[0] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("estimator", ["group", "group_without_std", "leave_one_out"])
 def test_law_6_a_group_sums_to_zero(make_rollout, estimator: str) -> None:
     rng = np.random.default_rng(0)
     for size in (2, 3, 8, 17):
-        reward_G = rng.random(size)
-        assert abs(ESTIMATORS[estimator](reward_G).sum()) < 1e-12 * size / (reward_G.std() + 1e-4)
+        reward_G, other_G = rng.random(size), rng.random(size)
+        group_N, length_N = np.repeat([0, 1], size), np.ones(2 * size, int)
+        advantage_N = ESTIMATORS[estimator](np.concatenate([reward_G, other_G]), group_N, length_N)
+        assert abs(advantage_N[:size].sum()) < 1e-12 * size / (reward_G.std() + 1e-4)
 
 
-@pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
+@pytest.mark.parametrize("estimator", ["group", "group_without_std", "leave_one_out"])
 def test_law_6_equal_rewards_give_exactly_zero(make_rollout, estimator: str) -> None:
     # 0.1 is one of the numbers whose floating-point mean over three differs from it.
     assert np.mean([0.1, 0.1, 0.1]) != 0.1
@@ -61,6 +78,12 @@ def test_law_6_equal_rewards_give_exactly_zero(make_rollout, estimator: str) -> 
         result = advantages(scored(make_rollout, [[reward] * 3, [0.0, 1.0, 0.5]]), estimator)
         assert all((item.advantage_T == 0.0).all() for item in result[:3])
         assert any((item.advantage_T != 0.0).any() for item in result[3:])
+
+
+@pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
+def test_a_step_of_equal_rewards_teaches_exactly_nothing(make_rollout, estimator: str) -> None:
+    result = advantages(scored(make_rollout, [[0.1] * 3, [0.1] * 3]), estimator)
+    assert all((item.advantage_T == 0.0).all() for item in result)
 
 
 def test_draws_of_one_row_are_groups_of_their_own(make_rollout) -> None:
@@ -72,9 +95,10 @@ def test_draws_of_one_row_are_groups_of_their_own(make_rollout) -> None:
 
 
 def test_refusals(make_rollout) -> None:
-    with pytest.raises(ConfigError, match="no 'gae'; known: group, group_without_std, leave_one_out"):
+    with pytest.raises(ConfigError, match="no 'gae'; known: batch_whitened, group,"):
         advantages(scored(make_rollout, [[1.0, 0.0]]), "gae")
-    with pytest.raises(ConfigError, match="row 0 has one sample"):
-        advantages(scored(make_rollout, [[1.0]]), "group")
+    for estimator in GROUP_RELATIVE:
+        with pytest.raises(ConfigError, match="row 0 has one sample"):
+            advantages(scored(make_rollout, [[1.0]]), estimator)
     with pytest.raises(RewardError, match="row 0, sample 1: the reward is nan"):
         advantages(scored(make_rollout, [[1.0, float("nan")]]), "group")

@@ -6,13 +6,17 @@ import pytest
 
 from respec.config import PolicyConfig
 from respec.errors import ConfigError
-from respec.policy.presets import PRESETS, Algorithm, resolve
+from respec.policy.losses import Bounds
+from respec.policy.presets import PRESETS, Algorithm, bounds_of, resolve
 
 
 def test_presets() -> None:
     assert resolve(PolicyConfig()) == Algorithm("group", "ppo_clip", "sequence_mean", "none")
     assert resolve(PolicyConfig(algorithm="dr_grpo")) == Algorithm("group_without_std", "ppo_clip", "constant", "none")
     assert resolve(PolicyConfig(algorithm="rloo")) == Algorithm("leave_one_out", "reinforce", "constant", "none")
+    gspo = resolve(PolicyConfig(algorithm="gspo"))
+    assert gspo == Algorithm("group", "gspo", "sequence_mean", "none", 3e-4, 4e-4)
+    assert bounds_of(PolicyConfig(algorithm="gspo", clip_high=0.1)) == Bounds(3e-4, 0.1, 2.0, None)
     assert all(resolve(PolicyConfig.model_construct(**{**dict(PolicyConfig()), "algorithm": name})) for name in PRESETS)
 
 
@@ -24,10 +28,10 @@ def test_a_factor_set_by_hand_wins() -> None:
 @pytest.mark.parametrize(
     ("factor", "known"),
     [
-        ("estimator", "group, group_without_std, leave_one_out"),
-        ("surrogate", "ppo_clip, reinforce"),
+        ("estimator", "batch_whitened, group, group_centred_batch_whitened, group_without_std, leave_one_out"),
+        ("surrogate", "cispo, gspo, ppo_clip, reinforce"),
         ("aggregation", "constant, sequence_mean, token_mean"),
-        ("correction", "none, tis"),
+        ("correction", "decoupled, mis, mis_sequence, none, tis, tis_sequence"),
     ],
 )
 def test_unknown_names_are_refused_with_the_known_ones(factor: str, known: str) -> None:

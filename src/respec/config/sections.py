@@ -179,7 +179,7 @@ class SpeculationConfig(Room):
 class PolicyConfig(Room):
     """The policy learner. `algorithm` is a preset of estimator x surrogate x aggregation x correction; a factor set here wins."""
 
-    algorithm: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    algorithm: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gspo", "cispo"] = "grpo"
     estimator: str | None = None
     surrogate: str | None = None
     aggregation: str | None = None
@@ -191,8 +191,11 @@ class PolicyConfig(Room):
     weight_decay: float = Field(default=0.0, ge=0)
     betas: tuple[float, float] = (0.9, 0.999)
     grad_clip: float = Field(default=1.0, gt=0)
-    clip_low: float = Field(default=0.2, ge=0)
-    clip_high: float = Field(default=0.2, ge=0)
+    clip_low: float | None = Field(default=None, ge=0, description="ratio at least 1 - this; None: the algorithm's own")
+    clip_high: float | None = Field(default=None, ge=0, description="ratio at most 1 + this; None: the algorithm's own")
+    dual_clip: float | None = Field(
+        default=None, gt=1, description="bounds the loss of bad tokens: no more than this times the advantage"
+    )
     correction_cap: float = Field(default=2.0, gt=0)
     loss_constant: int | None = Field(
         default=None, ge=1, description="tokens: divisor of aggregation 'constant'; None takes rollout.max_new_tokens"

@@ -13,11 +13,12 @@ import torch
 from respec.config import PolicyConfig
 from respec.errors import CheckpointError, ConfigError, NonFiniteError, TaskError
 from respec.models.load import Policy
+from respec.policy.corrections import CORRECTIONS
 from respec.policy.logprobs import token_logprobs
-from respec.policy.losses import AGGREGATIONS, CORRECTIONS, SURROGATES, Bounds, Counts
+from respec.policy.losses import AGGREGATIONS, SURROGATES, Counts
 from respec.policy.optim import adamw, checked_step, learning_rate
 from respec.policy.pack import pack
-from respec.policy.presets import resolve
+from respec.policy.presets import bounds_of, resolve
 from respec.types import Batch, Sample, UpdateStats
 
 __all__ = ["PolicyLearner", "token_logprobs"]
@@ -54,7 +55,7 @@ class PolicyLearner:
         self._model = policy.model
         self._config = config
         self._algorithm = resolve(config)
-        self._bounds = Bounds(config.clip_low, config.clip_high, config.correction_cap)
+        self._bounds = bounds_of(config)
         divisor = config.loss_constant or max_new_tokens
         if self._algorithm.aggregation == "constant" and not divisor:
             raise ConfigError(
@@ -218,10 +219,11 @@ class PolicyLearner:
             theta_C, entropy_C = self._logprobs(batch)
             old_C = theta_C.detach() if old_C is None else old_C
             advantage_C = torch.where(active_C, batch.advantage_C, 0.0).to(theta_C)
-            terms = SURROGATES[self._algorithm.surrogate](theta_C, old_C, advantage_C, self._bounds)
+            terms = SURROGATES[self._algorithm.surrogate](theta_C, old_C, advantage_C, batch.sequence_C, self._bounds)
             weight_C = AGGREGATIONS[self._algorithm.aggregation](batch.sequence_C, counts).to(theta_C)
             rollout_C = batch.rollout_logprob_C.to(theta_C)
-            weight_C = weight_C * CORRECTIONS[self._algorithm.correction](old_C, rollout_C, self._bounds)
+            correct = CORRECTIONS[self._algorithm.correction]
+            weight_C = weight_C * correct(old_C, rollout_C, batch.sequence_C, self._bounds)
             loss = (weight_C * terms.loss_C).sum()
         if not torch.isfinite(loss):
             raise NonFiniteError(

@@ -7,18 +7,21 @@ from dataclasses import dataclass
 
 from respec.config import PolicyConfig
 from respec.errors import ConfigError
-from respec.policy.advantages import ESTIMATORS
-from respec.policy.losses import AGGREGATIONS, CORRECTIONS, SURROGATES
+from respec.policy.corrections import CORRECTIONS
+from respec.policy.estimators import ESTIMATORS
+from respec.policy.losses import AGGREGATIONS, SURROGATES, Bounds
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Names of the four factors: keys of ESTIMATORS, SURROGATES, AGGREGATIONS, CORRECTIONS."""
+    """Names of the four factors: keys of ESTIMATORS, SURROGATES, AGGREGATIONS, CORRECTIONS; and how far a ratio may go, as in its paper."""
 
     estimator: str
     surrogate: str
     aggregation: str
     correction: str
+    clip_low: float = 0.2
+    clip_high: float = 0.2
 
 
 # RLOO takes a completion as one action: its loss sums over tokens, which is `constant` up to a factor that AdamW cancels.
@@ -26,6 +29,12 @@ PRESETS: dict[str, Algorithm] = {
     "grpo": Algorithm("group", "ppo_clip", "sequence_mean", "none"),
     "dr_grpo": Algorithm("group_without_std", "ppo_clip", "constant", "none"),
     "rloo": Algorithm("leave_one_out", "reinforce", "constant", "none"),
+    "reinforce_pp": Algorithm("batch_whitened", "ppo_clip", "token_mean", "none"),
+    "reinforce_pp_baseline": Algorithm("group_centred_batch_whitened", "ppo_clip", "token_mean", "none"),
+    # the paper's clipping ranges, for a ratio of whole sequences
+    "gspo": Algorithm("group", "gspo", "sequence_mean", "none", 3e-4, 4e-4),
+    # no lower bound, as in the paper; it names no upper one, this is what TRL and ScaleRL (arXiv 2510.13786) use
+    "cispo": Algorithm("group", "cispo", "token_mean", "none", 1.0, 4.0),
 }
 
 
@@ -37,7 +46,15 @@ def resolve(config: PolicyConfig) -> Algorithm:
         _known("surrogate", config.surrogate or preset.surrogate, SURROGATES),
         _known("aggregation", config.aggregation or preset.aggregation, AGGREGATIONS),
         _known("correction", config.correction or preset.correction, CORRECTIONS),
+        preset.clip_low if config.clip_low is None else config.clip_low,
+        preset.clip_high if config.clip_high is None else config.clip_high,
     )
+
+
+def bounds_of(config: PolicyConfig) -> Bounds:
+    """The numbers that the factors take: the preset's, where the configuration names none."""
+    algorithm = resolve(config)
+    return Bounds(algorithm.clip_low, algorithm.clip_high, config.correction_cap, config.dual_clip)
 
 
 def _known(key: str, name: str, table: Collection[str]) -> str:
