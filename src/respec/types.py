@@ -148,7 +148,8 @@ class Load:
     """What a decode round is about to carry. Made by the engine before the round, read by a planner.
 
     `active` sequences hold a slot, `waiting` ones do not. `context` is the mean number of keys a sequence attends to,
-    `remaining_B` how many tokens each active sequence may still draw. `version` is that of the weights in use.
+    `remaining_B` how many tokens each active sequence may still draw, `drawn_B` how many it has; `row_B` is its dataset row.
+    `version` is that of the weights in use.
     """
 
     active: int
@@ -156,6 +157,8 @@ class Load:
     context: float
     remaining_B: tuple[int, ...]
     version: Version = Version()
+    row_B: tuple[int, ...] = ()
+    drawn_B: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

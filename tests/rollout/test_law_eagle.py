@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from respec.rollout.engine import Engine
 from respec.rollout.randomness import Lane, sequence_key, token_key
 from respec.rollout.request import Request
 from respec.rollout.sampling import draw, process
-from respec.types import PLAIN, Ask, Mode, Plan, Prompt, Sampling, Stream
+from respec.types import PLAIN, Ask, Load, Mode, Plan, Prompt, Rollout, RoundRecord, Sampling, Stream
 from respec.weights.publish import publish
 from respec.weights.swap import swap
 
@@ -41,6 +42,40 @@ def engine(policy, dtype: str = "bfloat16", mode: Mode = "matching", max_batch: 
     decoder = publish(policy, dtype, 0)
     drafter = EagleDrafter(drafting or head(policy), decoder.shape.dtype)
     return Engine(decoder, policy.tokenizer, policy.eos_token_ids, 7, max_batch, 64, [drafter], mode)
+
+
+class Apart:
+    """One plan, and depths of their own for all sequences, others every round: mostly more than one is apart from the plan's."""
+
+    predicted = 0.0
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan, self._rng = plan, random.Random(11)
+        self.reached: set[int] = set()
+
+    def plan(self, load: Load) -> Plan:
+        self._deep = [self._rng.randint(0, self._plan.s + 1) for _ in range(load.active)]
+        return self._plan
+
+    def depths(self) -> list[int]:
+        return self._deep
+
+    def observe(self, record: RoundRecord) -> None:
+        self.reached.add(len(record.drafted_D))
+        for d, many in enumerate(record.drafted_D, 1):
+            assert many <= sum(deep >= d for deep in self._deep), "a sequence drafted deeper than it was given"
+
+    def learn(self, rollouts: Sequence[Rollout]) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize("plan", [CHAIN, COMB], ids=["chain", "comb"])
+def test_depths_of_their_own_change_no_token_and_no_bit(make_policy, plan):
+    policy, apart = make_policy(), Apart(plan)
+    plain, _ = engine(policy).rollout(asks(), SAMPLING)
+    drafted, stats = engine(policy).rollout(asks(), SAMPLING, apart)
+    assert equal(plain, drafted, "bfloat16")
+    assert 0 < stats.accepted < stats.drafted and plan.s in apart.reached
 
 
 class Scripted:

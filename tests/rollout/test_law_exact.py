@@ -162,6 +162,41 @@ def test_neither_batch_nor_chunk_nor_order_of_arrival_matter(make_policy, everyb
     assert equal([r for r in plain if r.prompt.row == 2], alone, "bfloat16")
 
 
+class Apart(Cycle):
+    """Every sequence to a depth of its own, another every round."""
+
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        super().__init__(plans)
+        self._rng = random.Random(11)
+        self.told: list[Rollout] = []
+
+    def plan(self, load: Load) -> Plan:
+        self.given = super().plan(load)
+        self.deep = [self._rng.randint(0, 8) for _ in range(load.active)]
+        return self.given
+
+    def depths(self) -> Sequence[int]:
+        return self.deep
+
+    def observe(self, record: RoundRecord) -> None:
+        super().observe(record)
+        for d, many in enumerate(record.drafted_D, 1):
+            assert many <= sum(deep >= d for deep in self.deep), "a sequence drafted deeper than it was given"
+
+    def learn(self, rollouts: Sequence[Rollout]) -> None:
+        self.told += rollouts
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_depths_of_their_own_change_no_token_and_no_bit(make_policy, everybody, name):
+    policy = make_policy()
+    plain, _ = engine(policy, "bfloat16").rollout(asks(), SAMPLING)
+    apart = Apart([Plan(name, *shape) for shape in SHAPES.values()])
+    drafted, stats = engine(policy, "bfloat16", drafters=everybody(policy, "bfloat16", plain)).rollout(asks(), SAMPLING, apart)
+    assert equal(plain, drafted, "bfloat16") and equal(plain, apart.told, "bfloat16")
+    assert 0 < stats.accepted < stats.drafted
+
+
 class Pinned:
     """A plan for a single sequence, cut so that a round ends with its token number `at`."""
 

@@ -12,7 +12,7 @@ from respec.errors import CacheError, StaleError, TaskError
 from respec.models.decoder import Decoder
 from respec.rollout.draft.protocol import DraftContext, Drafter, FeatureDrafter, PolicyDrafter
 from respec.rollout.kv_cache import KVCache
-from respec.rollout.planner import Planner, StaticPlanner
+from respec.rollout.planner import DepthPlanner, Planner, planner_of
 from respec.rollout.randomness import sequence_key
 from respec.rollout.request import Request
 from respec.rollout.scheduler import Scheduler
@@ -91,7 +91,7 @@ class Engine:
         weights, CacheError when the cache cannot be had or a plan has more nodes than `max_nodes`.
         """
         began = time.perf_counter()
-        planner = StaticPlanner(plan) if isinstance(plan, Plan) else plan
+        planner = planner_of(plan)
         requests = self._requests(asks)
         done, records = list[Request](), list[RoundRecord]()
         target = None
@@ -120,7 +120,9 @@ class Engine:
                 for drafter in self.drafters.values():
                     drafter.drop()
         done.sort(key=lambda request: request.order)
-        return tuple(request.rollout() for request in done), _stats(done, target, records, time.perf_counter() - began)
+        rollouts = tuple(request.rollout() for request in done)
+        planner.learn(rollouts)
+        return rollouts, _stats(done, target, records, time.perf_counter() - began)
 
     def _requests(self, asks: Sequence[Ask]) -> list[Request]:
         for ask in asks:
@@ -182,7 +184,7 @@ class Engine:
         scheduler: Scheduler,
         target: Target,
         sampling: Sampling,
-        planner: Planner,
+        planner: DepthPlanner,
         stopping: Stopping,
         index: int,
     ) -> RoundRecord:
@@ -192,7 +194,7 @@ class Engine:
         load = self._load(scheduler, sampling)
         plan = planner.plan(load)
         planned_at = time.perf_counter()
-        trees = self._draft(active, target, sampling, plan)
+        trees = self._draft(active, target, sampling, plan, planner.depths())
         drafted_at = time.perf_counter()
         flat = flatten(active, trees)
         logits, taps = target.verify(flat)
@@ -224,9 +226,12 @@ class Engine:
         return Load(
             active=len(active), waiting=len(scheduler.waiting), context=float(np.mean([request.length for request in active])),
             remaining_B=tuple(request.remaining(sampling) for request in active), version=Version(self._decoder.version),
+            row_B=tuple(request.ask.prompt.row for request in active), drawn_B=tuple(len(request.tokens) for request in active),
         )  # fmt: skip
 
-    def _draft(self, active: Sequence[Request], target: Target, sampling: Sampling, plan: Plan) -> Sequence[DraftTree]:
+    def _draft(
+        self, active: Sequence[Request], target: Target, sampling: Sampling, plan: Plan, depths: Sequence[int] | None
+    ) -> Sequence[DraftTree]:
         if not plan.n:
             return [NOTHING] * len(active)
         if plan.n > self._max_nodes:
@@ -236,6 +241,8 @@ class Engine:
             target.read_again(active)
         # the bonus token takes the last place
         limits = [request.remaining(sampling) - 1 for request in active]
+        if depths is not None:
+            limits = list(map(min, limits, depths))
         return drafter.propose(active, plan, limits, DraftContext(sampling, self._mode, target.cache))
 
     def _emit(self, request: Request, tree: DraftTree, verdict: Verdict, stopping: Stopping, index: int) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from respec.types import Load, Plan, RoundRecord
+from respec.types import Load, Plan, Rollout, RoundRecord
 
 
 class Planner(Protocol):
@@ -21,6 +22,19 @@ class Planner(Protocol):
     def observe(self, record: RoundRecord) -> None: ...
 
 
+@runtime_checkable
+class DepthPlanner(Planner, Protocol):
+    """A planner that may tell the sequences of a batch apart, from how long others were."""
+
+    def depths(self) -> Sequence[int] | None:
+        """How deep each active sequence may draft under the plan given last, in the order of that plan's load. None: as deep as the plan."""
+        ...
+
+    def learn(self, rollouts: Sequence[Rollout]) -> None:
+        """A rollout has ended; these are all of its completions, in canonical order."""
+        ...
+
+
 @dataclass(frozen=True)
 class StaticPlanner:
     """One plan, whatever comes."""
@@ -33,3 +47,33 @@ class StaticPlanner:
 
     def observe(self, record: RoundRecord) -> None:
         """Nothing: it has decided."""
+
+
+@dataclass(frozen=True)
+class OneDepth:
+    """Any planner, as one that never tells sequences apart."""
+
+    planner: Planner
+
+    @property
+    def predicted(self) -> float:
+        return self.planner.predicted
+
+    def plan(self, load: Load) -> Plan:
+        return self.planner.plan(load)
+
+    def observe(self, record: RoundRecord) -> None:
+        self.planner.observe(record)
+
+    def depths(self) -> None:
+        """As deep as the plan."""
+
+    def learn(self, rollouts: Sequence[Rollout]) -> None:
+        """Nothing: lengths do not matter to it."""
+
+
+def planner_of(plan: Plan | Planner) -> DepthPlanner:
+    """What the engine asks: a plan for every round, or a planner of either kind."""
+    if isinstance(plan, Plan):
+        return OneDepth(StaticPlanner(plan))
+    return plan if isinstance(plan, DepthPlanner) else OneDepth(plan)

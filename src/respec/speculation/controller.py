@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Float
@@ -92,6 +92,7 @@ class Controller:
         self._held, self._rested = settings.dwell, 0
         self._starts = False
         self._load: Load | None = None
+        self._shared = False
         self._used = dict.fromkeys(self._drafters, 0)
         self._probe: _Probe | None = None
         self._view: _View | None = None
@@ -124,7 +125,7 @@ class Controller:
             self._key, self._view = key, self._look(load)
         chosen = self._choose(self._view)
         self._starts = self._drafters[chosen] != self._drafters[self._running] and self._start_s[chosen] > 0
-        self._running, self._load = chosen, load
+        self._running, self._load, self._shared = chosen, load, False
         self._used[self._drafters[chosen]] = self._round
         return self.plans[chosen]
 
@@ -138,13 +139,13 @@ class Controller:
         self._account(seconds)
         self.acceptance.observe(record, self._asked(record))
         promise, at = self._promised(record, index)
-        if not self._starts:  # a drafter's first round pays for its start
+        if not (self._starts or self._shared):  # a drafter's first round pays for its start
             self._machine.observe(seconds, float(promise.seconds_P[at]))
             ratio = self._machine.factor * record.emitted / seconds / float(promise.rate_P[at])
             self._residual.observe(index, record.active, ratio, float(promise.luck_P[at]) ** 2)
         factor, _ = self._residual.at(record.active)
         plain_s = self._machine.factor * record.emitted / float(promise.rate_P[0] * factor[0])
-        barred = self._guard.observe(record.plan.drafter, seconds, plain_s, self._probe is not None)
+        barred = self._guard.observe(record.plan.drafter, seconds, plain_s, self._shared or self._probe is not None)
         if barred or self._probe is not None:
             self._key = ()  # news, to be looked at before the next round
 
@@ -152,6 +153,22 @@ class Controller:
     def probing(self) -> bool:
         """Whether the plan given last is a probe."""
         return self._probe is not None
+
+    @property
+    def likely(self) -> str:
+        """The drafter of the plan given last; where that is plain decoding, the one nearest to being worth it."""
+        assert self._view is not None, "asked after `plan`"
+        rate = [0.0 if self._guard.bars(name) else x for name, x in zip(self._drafters, self._view.goodput_P, strict=True)]
+        return self._drafters[self._running or 1 + int(np.argmax(rate[1:]))] if len(rate) > 1 else "off"
+
+    def share(self, plan: Plan, depth_B: Sequence[int], reason: str) -> None:
+        """Under `plan` each sequence drafts to its own depth in the coming round, for the whole rollout's sake: the round teaches
+        acceptance only. Recorded when there is a `reason`."""
+        assert self._load is not None and self._view is not None, "called after `plan`"
+        self._shared, self._used[plan.drafter] = True, self._round
+        self._load = replace(self._load, remaining_B=tuple(depth + 1 for depth in depth_B))
+        if reason:
+            self._decide("share", self._view, self._index[plan], reason)
 
     def passed(self, seconds: float) -> None:
         """A round under the standing plan that nobody looked at: it counts as time, and teaches nothing."""

@@ -64,11 +64,21 @@ class CostModel:
     ) -> Float[np.ndarray, "P"]:
         """Seconds of a round of each of P plans, without the live correction. A drafter never measured costs what the dearest does."""
         active_P = np.full(len(rows_P), float(active))
-        forward = _verify_features(active_P, rows_P, context, self.knots) @ np.array(self.verify)
-        overhead = _overhead_features(active_P, rows_P) @ np.array(self.overhead)
-        dearest = tuple(np.max([*self.draft.values(), (0.0,) * 4], axis=0))
-        weights = np.array([(0.0,) * 4 if name == "off" else self.draft.get(name, dearest) for name in drafter_P])
-        return forward + overhead + (_draft_features(active_P, s_P) * weights).sum(axis=1)
+        weights = np.array([self.drafting(name) for name in drafter_P])
+        return self.forward(active_P, rows_P, context) + (_draft_features(active_P, s_P) * weights).sum(axis=1)
+
+    def forward(
+        self, active_P: Float[np.ndarray, "P"], rows_P: Float[np.ndarray, "P"], context: float
+    ) -> Float[np.ndarray, "P"]:
+        """Seconds of verification and overhead, by batch and rows."""
+        verify = _verify_features(active_P, rows_P, context, self.knots) @ np.array(self.verify)
+        return verify + _overhead_features(active_P, rows_P) @ np.array(self.overhead)
+
+    def drafting(self, drafter: str) -> tuple[float, ...]:
+        """a, b, c, d of the seconds a + b·B + c·s + d·B·s; those of the dearest for a drafter never measured."""
+        if drafter == "off" or not self.draft:
+            return (0.0,) * 4
+        return self.draft[drafter] if drafter in self.draft else tuple(np.max([*self.draft.values()], axis=0))
 
     def seconds(
         self, active: int, rows_P: Float[np.ndarray, "P"], context: float, drafter_P: Sequence[str], s_P: np.ndarray

@@ -1,116 +1,104 @@
-"""Depth by request: the longest request ends the rollout, so it is worth more drafting than those that end before it.
+"""Depth by request: the longest request ends the rollout, so a token of it is worth more drafting than one of those that end before it.
 
-After DAS (arXiv 2511.13841), where a budget of γ_i drafted nodes over the rest of request i, L_i tokens long, saves it
-k L_i (1 - exp(-α γ_i / L_i)) rounds: α says how well drafting begins, the ceiling k what share of rounds any amount of it can save.
+DAS (arXiv 2511.13841) shares a budget of drafted nodes out by a law of diminishing returns fitted to the requests. Here every token has a
+price instead, in seconds of the rest of the rollout, which needs no such law: where requests are expected to be equally long, prices are
+equal and the depth for all is that of highest goodput; where nobody knows which is the longest, its price is split among those that may be.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 from jaxtyping import Float, Int
 
-from respec.speculation.acceptance import Acceptance, Outlook
+from respec.speculation.acceptance import Outlook
 from respec.speculation.cost_model import CostModel
-from respec.speculation.solver import MARGIN
-from respec.types import Load, Plan
+from respec.types import Load
+
+
+@dataclass(frozen=True)
+class Chains:
+    """What the chains of one drafter promise and cost, its depths rising. Made and read by the functions below and by `Sharing`."""
+
+    drafter: str
+    depths: tuple[int, ...]
+    outlook: Outlook
+    cost: CostModel
+
+    def draft_s(
+        self, drafting: float | np.ndarray, deepest: float | np.ndarray, total: float | np.ndarray
+    ) -> float | np.ndarray:
+        """Seconds of drafting: so many sequences, the deepest of them and all together so many tokens."""
+        fixed, each, step, both = self.cost.drafting(self.drafter)
+        return np.where(deepest, fixed + each * drafting + step * deepest + both * total, 0.0)
+
+
+def token_seconds(chains: Chains, largest: int, context: float) -> Float[np.ndarray, "B+1"]:
+    """C(b): seconds in which each of b = 0..largest sequences gets one token, at the best one depth for all (0: plain decoding).
+
+    Looked at for powers of two, between them a line.
+    """
+    octave_O = np.unique(np.minimum(2 ** np.arange(largest.bit_length() + 1), largest))
+    s_S = np.array([0, *chains.depths])
+    b_OS, s_OS = (x.ravel().astype(float) for x in np.broadcast_arrays(octave_O[:, None], s_S[None]))
+    index = s_OS.astype(int)
+    seconds = chains.cost.forward(b_OS, b_OS * (1 + chains.outlook.nodes_S[index]), context)
+    seconds = (seconds + chains.draft_s(b_OS, s_OS, b_OS * s_OS)) / chains.outlook.tokens_S[index]
+    best_O = seconds.reshape(len(octave_O), len(s_S)).min(axis=1)
+    return np.interp(np.arange(largest + 1), [0, *octave_O], [0.0, *best_O])
+
+
+def prices(left_KB: Float[np.ndarray, "K B"], token_s: Float[np.ndarray, "B+1"]) -> Float[np.ndarray, "B"]:
+    """Seconds by which the rest of the rollout gets shorter when a request gets one token more, from K draws of all remaining lengths.
+
+    A request that b - 1 others outlive takes part in what b of them decode together up to its end: a token less of it takes C(b) - C(b - 1)
+    from the rollout, which is all of C(1) for the last, little more than its rows for one that many outlive. How many outlive it is, for
+    each of its own draws, the mean over all draws of the others. Prices sum to C(B).
+    """
+    many, batch = left_KB.shape
+    ordered_KB = np.sort(left_KB, axis=0)
+    pooled = np.sort(ordered_KB, axis=None)
+    # equal lengths outlive each other half
+    reached = np.searchsorted(pooled, ordered_KB, "left") + np.searchsorted(pooled, ordered_KB, "right")
+    own_K = many - np.arange(many) - 0.5
+    others_KB = np.maximum(many * batch - reached / 2 - own_K[:, None], 0.0) / many
+    price_B = np.interp(others_KB, np.arange(batch), np.diff(token_s)).mean(axis=0)
+    return price_B * (token_s[-1] / price_B.sum())
 
 
 def depths(
-    load: Load,
-    plan: Plan,
-    acceptance: Acceptance,
-    cost: CostModel,
-    length_B: Float[np.ndarray, "B"] | None = None,
-    margin: float = MARGIN,
-) -> tuple[int, ...]:
-    """How deep each active sequence should draft this round, in the order of `load.remaining_B`; at most as deep as its budget.
+    load: Load, uniform: int, price_B: Float[np.ndarray, "B"], chains: Chains
+) -> tuple[Int[np.ndarray, "B"], float]:
+    """How deep each active sequence drafts, at these prices; and what that saves of the whole rollout over depth `uniform` for all, as a
+    share of this round's seconds.
 
-    `length_B`: tokens each is expected to draw still; the budget that is left when it is not given. The plan's own depth for all, where
-    sequences wait (every slot is then worth the same), and where telling them apart saves less than `margin` of the time.
+    Depth d of a request is worth price · tokens(d), less its nodes; a step of the drafter is taken once for all who draft that deep. So up to
+    every depth that may be the deepest each request has its own best, and the sum of these decides which it is.
     """
-    length = np.array(load.remaining_B if length_B is None else length_B, float)
-    uniform = np.full(load.active, plan.s if plan.n else 0)
-    if plan.n and not load.waiting and len(length) == load.active > 1:
-        outlook = acceptance.outlook(plan.drafter, plan.t, np.ones(acceptance.depth))
-        base_s, node_s = _marginal(load, plan, outlook, cost)
-        _, budget = budgets(length, *saving(outlook), base_s, node_s)
-        # rounds are shared: a budget is spent evenly over those that its request takes part in
-        fine = np.interp(budget / np.maximum(length, 1.0), _nodes_per_token(outlook), np.arange(acceptance.depth + 1))
-        tailored = [np.minimum(rounded(fine), plan.s).astype(int) for rounded in (np.floor, np.rint, np.ceil)]
-        best = min(tailored, key=lambda depth: rollout_seconds(depth, length, outlook, base_s, node_s))
-        if rollout_seconds(best, length, outlook, base_s, node_s) < (1 - margin) * rollout_seconds(
-            uniform, length, outlook, base_s, node_s
-        ):
-            uniform = best
-    if len(load.remaining_B) == load.active:
-        uniform = np.minimum(uniform, np.maximum(np.array(load.remaining_B, int) - 1, 0))
-    return tuple(uniform.tolist())
+    tokens, nodes, b = chains.outlook.tokens_S, chains.outlook.nodes_S, float(load.active)
+    _, each, _, both = chains.cost.drafting(chains.drafter)
+    # a row more costs what it does on the way to the one depth for all
+    more = b * (1 + float(nodes[max(uniform, 1)]))
+    plain_s, more_s = chains.cost.forward(np.array([b, b]), np.array([b, more]), load.context)
+    d = np.arange(chains.depths[-1] + 1)
+    spent_S = nodes[d] * (more_s - plain_s) / (more - b) + both * d + each * (d > 0)
+    room_B = np.maximum(np.array(load.remaining_B) - 1, 0)
+    worth_BS = np.where(d <= room_B[:, None], price_B[:, None] * tokens[d] - spent_S, -np.inf)
+    total_S = np.maximum.accumulate(worth_BS, axis=1).sum(axis=0) - chains.draft_s(0.0, d, 0.0)
+    ends = np.array([0, *chains.depths])
+    depth_B = np.argmax(worth_BS[:, : int(ends[np.argmax(total_S[ends])]) + 1], axis=1)
+    ours, theirs = (_seconds(chains, load, chosen, price_B) for chosen in (depth_B, np.minimum(uniform, room_B)))
+    return depth_B, (theirs[1] - ours[1]) / theirs[0]
 
 
-def budgets(
-    length_B: Float[np.ndarray, "B"], ceiling: float, efficiency: float, base_s: float, node_s: float
-) -> tuple[float, Float[np.ndarray, "B"]]:
-    """The number of rounds N and the nodes γ_i of each request that minimise base_s · N + node_s · Σ γ_i.
-
-    All requests still running decode in the same rounds, so ending in N rounds takes L_i - N saved ones of each longer request:
-
-        k L_i (1 - exp(-α γ_i / L_i)) = L_i - N    =>    γ_i(N) = -(L_i / α) ln(1 - (L_i - N) / (k L_i)),  L_i > N, else 0.
-
-    This is finite only for N > (1 - k) max L: below a ceiling k < 1 no budget buys fewer rounds. Σ γ_i is convex in N, with slope
-
-        dγ_i/dN = -(L_i / α) / (N - (1 - k) L_i),
-
-    so the best N is where base_s = (node_s / α) Σ_{L_i > N} L_i / (N - (1 - k) L_i), the one root of a function that falls in N, found
-    by bisection; or N = max L, when even the first node is not worth it. With k = 1 and every L_i > N it is N = node_s Σ L_i / (α base_s) and
-    γ_i = -(L_i / α) ln(N / L_i): the closed form that holds only then.
-    """
-    longest = float(length_B.max())
-
-    def worth(rounds: float) -> float:
-        """What one round fewer costs in nodes, in seconds."""
-        long = length_B[length_B > rounds]
-        return node_s / efficiency * float((long / (rounds - (1 - ceiling) * long)).sum())
-
-    low, high = (1 - ceiling) * longest, longest
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if worth(middle) > base_s else (low, middle)
-    saved = np.maximum(length_B - high, 0.0) / (ceiling * length_B)
-    return high, -length_B / efficiency * np.log1p(-saved)
-
-
-def saving(outlook: Outlook) -> tuple[float, float]:
-    """The ceiling k and the efficiency α of the law above, from what is expected by depth.
-
-    A round of depth s yields g_s tokens for one pass: 1 - 1/g_s of the passes are saved, for nodes_s/g_s nodes a token. g at unlimited
-    depth continues the last step geometrically.
-    """
-    tokens = outlook.tokens_S
-    step = np.diff(tokens)
-    go_on = min(float(step[-1] / step[-2]), 0.98) if len(step) > 1 and step[-2] > 0 else 0.0
-    ceiling = 1 - 1 / float(tokens[-1] + step[-1] * go_on / (1 - go_on))
-    saved = np.minimum((1 - 1 / tokens[1:]) / max(ceiling, 1e-9), 1 - 1e-9)
-    efficiency = float(np.median(-np.log1p(-saved) / np.maximum(_nodes_per_token(outlook)[1:], 1e-9)))
-    return max(ceiling, 1e-9), max(efficiency, 1e-9)
-
-
-def rollout_seconds(
-    depth_B: Int[np.ndarray, "B"], length_B: Float[np.ndarray, "B"], outlook: Outlook, base_s: float, node_s: float
-) -> float:
-    """Expected time to the end of the longest request, each drafting to its depth in all its rounds."""
-    rounds = length_B / outlook.tokens_S[depth_B]
-    return base_s * float(rounds.max()) + node_s * float((rounds * (1 + outlook.nodes_S[depth_B])).sum())
-
-
-def _nodes_per_token(outlook: Outlook) -> Float[np.ndarray, "D+1"]:
-    return outlook.nodes_S / outlook.tokens_S
-
-
-def _marginal(load: Load, plan: Plan, outlook: Outlook, cost: CostModel) -> tuple[float, float]:
-    """Seconds of a round of one row, and of each row more on the way to the whole batch drafting to the plan's depth."""
-    nodes = float(outlook.nodes_S[min(plan.s, len(outlook.nodes_S) - 1)])
-    many = load.active * (1 + nodes)
-    one = cost.seconds(1, np.array([1.0]), load.context, ("off",), np.zeros(1))[0]
-    full = cost.seconds(load.active, np.array([many]), load.context, (plan.drafter,), np.array([float(plan.s)]))[0]
-    node_s = max(float(full - one), 1e-9) / (many - 1)
-    return max(float(one) - node_s, 1e-9), node_s
+def _seconds(
+    chains: Chains, load: Load, depth_B: Int[np.ndarray, "B"], price_B: Float[np.ndarray, "B"]
+) -> tuple[float, float]:
+    """Of the round, and of the round less what its tokens take from the rest of the rollout."""
+    nodes, b = float(chains.outlook.nodes_S[depth_B].sum()), float(load.active)
+    forward_s = chains.cost.forward(np.array([b]), np.array([b + nodes]), load.context)[0]
+    drafting, deepest, total = float((depth_B > 0).sum()), float(depth_B.max()), float(depth_B.sum())
+    seconds = float(forward_s + chains.draft_s(drafting, deepest, total))
+    return seconds, seconds - float((price_B * chains.outlook.tokens_S[depth_B]).sum())

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from respec.speculation.controller import Controller
 from respec.speculation.decision import Decision
-from respec.types import Load, Plan, RoundRecord
+from respec.speculation.sharing import Shared, Sharing
+from respec.types import Load, Plan, Rollout, RoundRecord
 
 
 class PacedController:
     """A controller that looks at a round when its load has changed, when it is probing, or when it has time: `share` of all seconds so
-    far, and `grace_s` to begin with. Between looks the plan stands, and rounds are only counted.
+    far, and `grace_s` to begin with. Between looks the plan stands, and rounds are only counted. `sharing`, where given, says when
+    requests draft to depths of their own.
 
     A look costs some 200 microseconds; rounds of a small model on a CPU take four times that.
     """
@@ -23,8 +25,11 @@ class PacedController:
         share: float = 0.01,
         grace_s: float = 0.05,
         clock: Callable[[], float] = time.perf_counter,
+        sharing: Sharing | None = None,
     ) -> None:
         self.controller = controller
+        self._sharing = sharing
+        self._shared: Shared | None = None
         self._share, self._clock = share, clock
         self._elapsed_s, self._thought_s = 0.0, -grace_s
         self._load: Load | None = None
@@ -44,8 +49,28 @@ class PacedController:
         if self._looks:
             began = self._clock()
             self._load, self._standing = load, self.controller.plan(load)
+            self._share(load)
             self._thought_s += self._clock() - began
         return self._standing
+
+    def depths(self) -> tuple[int, ...] | None:
+        """How deep each sequence of the load looked at last may draft; None: as deep as the plan."""
+        return self._shared.depth_B if self._shared is not None else None
+
+    def learn(self, rollouts: Sequence[Rollout]) -> None:
+        """A rollout has ended; these are all of its completions."""
+        if self._sharing is not None:
+            self._sharing.learn(rollouts)
+
+    def _share(self, load: Load) -> None:
+        """Depths for the requests one by one, where that pays."""
+        before, self._shared = self._shared, None
+        if self._sharing is None or self.controller.probing:
+            return
+        shared = self._sharing.look(load, self._standing, self.controller.likely, self.controller.acceptance)
+        if shared is not None:
+            self.controller.share(shared.plan, shared.depth_B, "" if before is not None else shared.reason)
+            self._standing, self._shared = shared.plan, shared
 
     def observe(self, record: RoundRecord) -> None:
         """Learns from a round that was looked at."""

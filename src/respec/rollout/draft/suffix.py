@@ -97,7 +97,8 @@ class SuffixAutomaton:
                     arrivals += 1
 
         targets: dict[int, int] = {}
-        offer(last, -1, 1.0)
+        if depth:
+            offer(last, -1, 1.0)
         while heap and len(tokens) < nodes:
             estimate, arrival, parent, token = heapq.heappop(heap)
             node = len(tokens)
