@@ -27,6 +27,7 @@ from respec.speculation.cost_model import CostModel, CostSample, fit
 from respec.speculation.pace import PacedController
 from respec.speculation.profile import Cell, grid, load, measure, save
 from respec.speculation.settings import Settings
+from respec.speculation.sharing import Sharing
 from respec.types import Ask, Plan, Prompt, Proposer, Rollout, RoundRecord, Sampling, Stream
 
 ROUNDS = 8
@@ -99,7 +100,8 @@ def make_controller(cost: CostModel, config: SpeculationConfig, largest: int) ->
     starts = {name: pass_s for name in CATCHES_UP if name in config.candidates}
     # a brief profile, or one of a busier hour, is trusted for its shape only
     trust = Settings(spread=0.3, burn_in=200, burn_in_share=0.1)
-    return PacedController(Controller(plans, cost, acceptance, largest, starts, trust))
+    sharing = Sharing(plans, cost) if config.per_request_depth else None
+    return PacedController(Controller(plans, cost, acceptance, largest, starts, trust), sharing=sharing)
 
 
 def samples(

@@ -152,6 +152,10 @@ class SpeculationConfig(Room):
     min_confidence: float = Field(
         default=0.3, ge=0, le=1, description="a draft stops where its estimated path probability falls below"
     )
+    per_request_depth: bool = Field(
+        default=True,
+        description="auto: requests expected to be long draft deeper, where earlier epochs' lengths say that the rollout ends sooner for it",
+    )
     history_tokens: int = Field(
         default=4_000_000, ge=0, description="token budget of the suffix index; oldest rows leave first"
     )

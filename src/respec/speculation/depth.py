@@ -58,9 +58,9 @@ def prices(left_KB: Float[np.ndarray, "K B"], token_s: Float[np.ndarray, "B+1"])
     each of its own draws, the mean over all draws of the others. Prices sum to C(B).
     """
     many, batch = left_KB.shape
-    ordered_KB = np.sort(left_KB, axis=0)
+    # a request's own draws never tie, so that of requests with equal draws each outlives the others in turn
+    ordered_KB = np.sort(left_KB, axis=0) + 1e-6 * np.arange(many)[:, None]
     pooled = np.sort(ordered_KB, axis=None)
-    # equal lengths outlive each other half
     reached = np.searchsorted(pooled, ordered_KB, "left") + np.searchsorted(pooled, ordered_KB, "right")
     own_K = many - np.arange(many) - 0.5
     others_KB = np.maximum(many * batch - reached / 2 - own_K[:, None], 0.0) / many

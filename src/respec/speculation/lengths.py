@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from respec.types import Load, Rollout
 
 # So many answers of a row are kept, the latest ones, and so many of the run: the policy moves on.
-KEPT, RUN = 8, 512
+KEPT, RUN = 32, 512
 # How many answers' weight the run's lengths have beside a row's own.
 STRENGTH = 1.0
 
@@ -47,7 +47,7 @@ class Lengths:
         """K draws of the tokens that each active sequence has still to come, from numbers in [0, 1); see `left`."""
         if load.row_B != self._asked:
             nothing = (0,) * KEPT
-            self._mine_BR = np.array([self._row.get(row, nothing) for row in load.row_B])
+            self._mine_BR = np.sort(np.array([self._row.get(row, nothing) for row in load.row_B]), axis=1)
             self._asked = load.row_B
         return left(self._mine_BR, self._all_N, np.array(load.drawn_B), np.array(load.remaining_B), chance_KB)
 
@@ -62,20 +62,18 @@ def left(
     """Draws of the remaining length: `chance_KB` says which of the lengths that are still possible.
 
     The law of a request's length is the posterior mean of a Dirichlet process (Ferguson 1973) whose base is the run's: its row's own answers
-    `mine_BR` (0 where there is none) weigh one each, all of the run `all_N`, ascending and not empty, STRENGTH together. Of these count those
-    longer than what it has drawn already. One that has outlived all of them is expected to go on for as long again, as under a Pareto law
-    of index two. Never more than the budget that remains.
+    `mine_BR` (0 where there is none) weigh one each, all of the run `all_N` STRENGTH together; both ascending, `all_N` not empty. Of these
+    count those longer than what it has drawn already. One that has outlived all of them is expected to go on for as long again, as under a
+    Pareto law of index two. Never more than the budget that remains.
     """
     each, kept = np.arange(len(drawn_B)), mine_BR.shape[1]
-    lives_BR = mine_BR > drawn_B[:, None]
-    own_B = lives_BR.sum(axis=1)
+    own_B = (mine_BR > drawn_B[:, None]).sum(axis=1)
     first_B = np.searchsorted(all_N, drawn_B, side="right")
     longer_B = len(all_N) - first_B
     base_B = STRENGTH * longer_B / len(all_N)
     place_KB = chance_KB * (own_B + base_B)
-    # the row's own that are still possible come last, in ascending order
-    ordered_BR = np.sort(np.where(lives_BR, mine_BR, 0), axis=1)
-    own_KB = ordered_BR[each, np.minimum(kept - own_B + place_KB.astype(np.int64), kept - 1)]
+    # the row's own that are still possible are the last ones
+    own_KB = mine_BR[each, np.minimum(kept - own_B + place_KB.astype(np.int64), kept - 1)]
     share_KB = np.maximum(place_KB - own_B, 0.0) / np.maximum(base_B, 1e-9)
     run_KB = all_N[np.minimum(first_B + (share_KB * longer_B).astype(np.int64), len(all_N) - 1)]
     total_KB = np.where(place_KB < own_B, own_KB, run_KB)

@@ -49,7 +49,7 @@ class PacedController:
         if self._looks:
             began = self._clock()
             self._load, self._standing = load, self.controller.plan(load)
-            self._share(load)
+            self._share_out(load)
             self._thought_s += self._clock() - began
         return self._standing
 
@@ -62,7 +62,7 @@ class PacedController:
         if self._sharing is not None:
             self._sharing.learn(rollouts)
 
-    def _share(self, load: Load) -> None:
+    def _share_out(self, load: Load) -> None:
         """Depths for the requests one by one, where that pays."""
         before, self._shared = self._shared, None
         if self._sharing is None or self.controller.probing:

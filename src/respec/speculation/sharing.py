@@ -41,10 +41,8 @@ class Shared:
 
 
 class Sharing:
-    """Knows the lengths of finished completions, and by them the depths of those in the making. `plans` are the controller's.
-
-    Beginning takes a gain of `margin`; what has begun goes on while there is any.
-    """
+    """Knows the lengths of finished completions, and by them the depths of those in the making. `plans` are the controller's; a gain below
+    `margin` is none, since lengths are guesses."""
 
     def __init__(self, plans: Sequence[Plan], cost: CostModel, margin: float = MARGIN) -> None:
         chains = [plan for plan in plans if plan.n and plan.t == 1]
@@ -53,7 +51,7 @@ class Sharing:
         self._lengths = Lengths()
         self._chains: Chains | None = None
         self._token_s = np.zeros(0)
-        self._version, self._looks, self._on = Version(), 0, False
+        self._version, self._looks = Version(), 0
 
     def learn(self, rollouts: Sequence[Rollout]) -> None:
         """A rollout has ended; these are all of its completions."""
@@ -64,20 +62,20 @@ class Sharing:
 
         Where sequences wait every slot is refilled, and a token is worth the same in all of them.
         """
-        found = None
-        if load.active > 1 and not load.waiting and plan.t == 1 and drafter in self._depths and self._lengths.known:
-            chains, token_s = self._promise(load, drafter, acceptance)
-            chance_KB, luck_KB = _scenarios(load.active)
-            left_KB = self._lengths.draws(load, chance_KB)
-            # how soon a request ends is also a matter of the luck of its drafts
-            tokens, spread = (x[chains.depths[0]] for x in (chains.outlook.tokens_S, chains.outlook.spread_S))
-            left_KB += luck_KB * np.sqrt(left_KB * spread**2 / tokens)
-            depth_B, gain = depths(load, plan.s, prices(left_KB, token_s[: load.active + 1]), chains)
-            if depth_B.min() < depth_B.max() and gain > (0.0 if self._on else self._margin):
-                s = next(s for s in chains.depths if s >= depth_B.max())
-                found = Shared(Plan(drafter, s, 1, s), tuple(depth_B.tolist()), gain)
-        self._on = found is not None
-        return found
+        known = self._lengths.known and drafter in self._depths
+        if not known or load.waiting or load.active < 2 or plan.t > 1:
+            return None
+        chains, token_s = self._promise(load, drafter, acceptance)
+        chance_KB, luck_KB = _scenarios(load.active)
+        left_KB = self._lengths.draws(load, chance_KB)
+        # how soon a request ends is also a matter of the luck of its drafts
+        tokens, spread = (x[chains.depths[-1]] for x in (chains.outlook.tokens_S, chains.outlook.spread_S))
+        left_KB += luck_KB * np.sqrt(left_KB * spread**2 / tokens)
+        depth_B, gain = depths(load, plan.s, prices(left_KB, token_s[: load.active + 1]), chains)
+        if gain < self._margin or depth_B.min() == depth_B.max():
+            return None
+        s = next(s for s in chains.depths if s >= depth_B.max())
+        return Shared(Plan(drafter, s, 1, s), tuple(depth_B.tolist()), gain)
 
     def _promise(
         self, load: Load, drafter: str, acceptance: Acceptance
