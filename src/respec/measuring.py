@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from respec.adaptive import make_controller, samples
+from respec.bench.rollouts import bench_rollouts
 from respec.bench.speculation import bench_speculation
 from respec.bench.variants import variants_by_name
 from respec.config import Config, ModelConfig, SpeculationConfig
@@ -62,8 +63,10 @@ def measure_speculation(
     repeats: int,
     out: Path | None,
     say: Callable[[str], None],
+    rollout: int = 0,
 ) -> dict[str, Any]:
-    """`bench.speculation` on the held-out prompts of a configuration, by its model or another. Raises ConfigError without prompts."""
+    """`bench.speculation` on the held-out prompts of a configuration, by its model or another; with `rollout`, `bench.rollouts` of so many
+    sequences. Raises ConfigError without prompts."""
     torch.set_num_threads(config.run.threads or usable_cores())
     chosen = config.model if model is None else config.model.model_copy(update={"path": model_of(model)})
     policy = load_policy(chosen)
@@ -81,12 +84,18 @@ def measure_speculation(
     def drafters(asked: SpeculationConfig) -> Sequence[Drafter]:
         return make_drafters(asked, policy, config.model.dtype)
 
+    largest = rollout or max(batches)
+
     def controller(asked: SpeculationConfig) -> Planner:
         contexts = (prompt + sampling.max_new_tokens // 4,)
-        taken = samples(decoder, policy.tokenizer, drafters(asked), max(batches), contexts, True, say)
-        return make_controller(fit(taken), asked, max(batches))
+        taken = samples(decoder, policy.tokenizer, drafters(asked), largest, contexts, True, say)
+        return make_controller(fit(taken), asked, largest)
 
     chosen_ways = variants_by_name(variants, config.speculation, controller, drafters)
+    if rollout:
+        return bench_rollouts(
+            policy, decoder, task.held_out, chosen_ways, rollout, group, sampling, repeats, out, about, say
+        )
     return bench_speculation(
         policy, decoder, task.held_out, chosen_ways, batches, group, sampling, repeats, out, about, say
     )

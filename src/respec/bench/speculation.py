@@ -66,16 +66,7 @@ def bench_speculation(
     rows = []
     for batch in batches:
         count = max(1, -(-max(2 * batch, 2 * group) // group))
-        chosen = [prompts[i % len(prompts)] for i in range(count)]
-        chosen = [Prompt(row, p.text, p.token_ids, p.columns, p.messages) for row, p in enumerate(chosen)]
-        earlier, _, _ = _run(policy, decoder, OFF, chosen, batch, group, sampling, 0, ())
-        taken: dict[str, list[Timed]] = {variant.label: [] for variant in (OFF, *variants)}
-        for repeat in range(repeats):
-            order = [OFF, *variants]
-            order = order[repeat % len(order) :] + order[: repeat % len(order)]
-            for variant in order:
-                timed = Timed(*_run(policy, decoder, variant, chosen, batch, group, sampling, 1 + repeat, earlier))
-                taken[variant.label].append(timed)
+        taken = side_by_side(policy, decoder, prompts, count, variants, batch, group, sampling, repeats)
         for variant in variants:
             rows.append(_row(batch, variant, taken[variant.label], taken[OFF.label]))
             say(
@@ -86,6 +77,31 @@ def bench_speculation(
         "what": "speculation against plain decoding in the same engine", **about, "repeats": repeats, "rows": rows,
         "auto": [_auto([row for row in rows if row["batch"] == batch]) for batch in batches] if _has_auto(variants) else None,
     })  # fmt: skip
+
+
+def side_by_side(
+    policy: Policy,
+    decoder: Decoder,
+    prompts: Sequence[Prompt],
+    count: int,
+    variants: Sequence[Variant],
+    batch: int,
+    group: int,
+    sampling: Sampling,
+    repeats: int,
+) -> dict[str, list[Timed]]:
+    """Plain decoding and every variant over `count` groups, in an order that turns from repeat to repeat; by label."""
+    chosen = [prompts[i % len(prompts)] for i in range(count)]
+    chosen = [Prompt(row, p.text, p.token_ids, p.columns, p.messages) for row, p in enumerate(chosen)]
+    earlier, _, _ = _run(policy, decoder, OFF, chosen, batch, group, sampling, 0, ())
+    taken: dict[str, list[Timed]] = {variant.label: [] for variant in (OFF, *variants)}
+    for repeat in range(repeats):
+        order = [OFF, *variants]
+        order = order[repeat % len(order) :] + order[: repeat % len(order)]
+        for variant in order:
+            timed = Timed(*_run(policy, decoder, variant, chosen, batch, group, sampling, 1 + repeat, earlier))
+            taken[variant.label].append(timed)
+    return taken
 
 
 def _run(
@@ -112,10 +128,6 @@ def _run(
 
 def _row(batch: int, variant: Variant, ours: Sequence[Timed], plain: Sequence[Timed]) -> dict[str, Any]:
     ratios = [(b.seconds / b.stats.tokens) / (a.seconds / a.stats.tokens) for a, b in zip(ours, plain, strict=True)]
-    same = [
-        all(np.array_equal(x.token_T, y.token_T) and np.array_equal(x.logprob_T, y.logprob_T) for x, y in zip(a.rollouts, b.rollouts, strict=True))
-        for a, b in zip(ours, plain, strict=True)
-    ]  # fmt: skip
     records = [record for timed in ours for record in timed.stats.round_R]
     tested, accepted = (_by_depth([getattr(record, name) for record in records]) for name in ("tested_D", "accepted_D"))
     entropy = np.concatenate([r.entropy_T for timed in plain for r in timed.rollouts])
@@ -126,9 +138,18 @@ def _row(batch: int, variant: Variant, ours: Sequence[Timed], plain: Sequence[Ti
         "accepted_length": float(np.mean([t.stats.accepted_length for t in ours])),
         "acceptance_by_depth": [a / t for a, t in zip(accepted, tested, strict=False) if t],
         "draft_s": sum(t.stats.draft_s for t in ours), "verify_s": sum(t.stats.verify_s for t in ours),
-        "overhead_s": sum(t.stats.overhead_s for t in ours), "identical": all(same) if variant.mode == "matching" else None,
+        "overhead_s": sum(t.stats.overhead_s for t in ours), "identical": identical(ours, plain) if variant.mode == "matching" else None,
         "policy_entropy": float(entropy.mean()), "completions": len(plain[0].rollouts),
     }  # fmt: skip
+
+
+def identical(ours: Sequence[Timed], theirs: Sequence[Timed]) -> bool:
+    """Whether two variants gave the same tokens and log-probabilities, repeat by repeat."""
+    return all(
+        np.array_equal(x.token_T, y.token_T) and np.array_equal(x.logprob_T, y.logprob_T)
+        for a, b in zip(ours, theirs, strict=True)
+        for x, y in zip(a.rollouts, b.rollouts, strict=True)
+    )
 
 
 def _has_auto(variants: Sequence[Variant]) -> bool:
@@ -140,13 +161,17 @@ def _auto(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     auto = next(row for row in rows if row["variant"].startswith("auto"))
     static = [row for row in rows if row is not auto]
     found = {"batch": auto["batch"], "over_off": auto["ratio"], "over_off_interval": bootstrap(auto["ratios"])}
-    if not static or len(auto["ratios"]) < 2:
-        return found
-    best = max(static, key=lambda row: statistics.median(row["ratios"][::2]))
+    return found | over_best(auto, static, "best_static")
+
+
+def over_best(auto: Mapping[str, Any], others: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+    """`auto` against the best of the others: picked on the even repeats, compared on the odd ones. Nothing with less than two repeats."""
+    if not others or len(auto["ratios"]) < 2:
+        return {}
+    best = max(others, key=lambda row: statistics.median(row["ratios"][::2]))
     against = [mine / theirs for mine, theirs in zip(auto["ratios"][1::2], best["ratios"][1::2], strict=True)]
-    return found | {
-        "best_static": best["variant"], "over_best_static": statistics.median(against),
-        "over_best_static_interval": bootstrap(against),
+    return {
+        name: best["variant"], f"over_{name}": statistics.median(against), f"over_{name}_interval": bootstrap(against)
     }  # fmt: skip
 
 

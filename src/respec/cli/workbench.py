@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -117,11 +117,13 @@ def bench_speculation(
     group: Annotated[int, typer.Option(min=1, help="Completions a prompt.")] = 8,
     temperature: Annotated[float, typer.Option(min=0)] = 1.0,
     repeats: Annotated[int, typer.Option(min=1)] = 5,
+    rollout: Annotated[int, typer.Option(min=0, help="Instead: whole rollouts of so many sequences, from all begun to the last one's end.")] = 0,
     out: Annotated[Path | None, typer.Option(help="JSON; needs a clean git tree.")] = None,
 ) -> None:  # fmt: skip
     """Acceptance by depth and tokens/s of each way to draft, against plain decoding of the same completions, on held-out prompts.
 
     Example: respec bench speculation examples/demo.toml --variant suffix:8 --variant suffix:6:3:16 --batch 1 --batch 8
+    Example: respec bench speculation examples/demo.toml --variant auto --variant suffix:8 --variant suffix:8@8 --rollout 64
     """
     from respec.config import load_config
     from respec.measuring import measure_speculation
@@ -129,10 +131,31 @@ def bench_speculation(
     no_bars()
     settings = load_config(config, tuple(set))
     result = measure_speculation(
-        settings, model, variant, batch, group, temperature, repeats, out, lambda line: print(line, flush=True)
+        settings, model, variant, batch, group, temperature, repeats, out, lambda line: print(line, flush=True), rollout
     )
+    if rollout:
+        print_rollouts(result)
+        return
     table = Table("batch", *variant, title="tokens/s over plain decoding (accepted length)")
     for size in batch:
         cells = {row["variant"]: row for row in result["rows"] if row["batch"] == size}
         table.add_row(str(size), *(f"{cells[v]['ratio']:.2f}x ({cells[v]['accepted_length']:.2f})" for v in variant))
     Console().print(table)
+
+
+def print_rollouts(result: dict[str, Any]) -> None:
+    """Whole rollouts, one way a row; below, `auto` beside the best that needs no controller."""
+    length = result["length"]
+    title = f"{result['sequences']} sequences of {length['min']} to {length['max']} tokens (median {length['median']:.0f})"
+    table = Table("way", "seconds", "over plain decoding", "95 %", "rounds", title=title)
+    for row in result["rows"]:
+        low, high = row["interval"]
+        table.add_row(
+            row["variant"], f"{row['seconds']:.2f}", f"{row['ratio']:.2f}x", f"{low:.2f}-{high:.2f}", f"{row['rounds']:.0f}"
+        )
+    Console().print(table)
+    for auto in result["auto"]:
+        for name, words in (("best_static", "the best single plan"), ("best_on_off", "the best plan turned on and off")):
+            if name in auto:
+                low, high = auto[f"over_{name}_interval"]
+                print(f"{auto['variant']} over {words}, {auto[name]}: {auto[f'over_{name}']:.3f}x ({low:.3f}-{high:.3f})")
