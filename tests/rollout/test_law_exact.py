@@ -192,7 +192,9 @@ def test_depths_of_their_own_change_no_token_and_no_bit(make_policy, everybody, 
     policy = make_policy()
     plain, _ = engine(policy, "bfloat16").rollout(asks(), SAMPLING)
     apart = Apart([Plan(name, *shape) for shape in SHAPES.values()])
-    drafted, stats = engine(policy, "bfloat16", drafters=everybody(policy, "bfloat16", plain)).rollout(asks(), SAMPLING, apart)
+    drafted, stats = engine(policy, "bfloat16", drafters=everybody(policy, "bfloat16", plain)).rollout(
+        asks(), SAMPLING, apart
+    )
     assert equal(plain, drafted, "bfloat16") and equal(plain, apart.told, "bfloat16")
     assert 0 < stats.accepted < stats.drafted
 

@@ -5,7 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from das import rollout_seconds
-from rollouts import ACCEPT_D, BASE_S, COST, PLANS, ROW_S, acceptance, by_das, by_price, finished, lengths, one_depth, roll
+from rollouts import (
+    ACCEPT_D,
+    BASE_S,
+    COST,
+    PLANS,
+    ROW_S,
+    acceptance,
+    by_das,
+    by_price,
+    finished,
+    lengths,
+    one_depth,
+    roll,
+)
 
 from respec.speculation.controller import Controller
 from respec.speculation.depth import Chains, depths, prices, token_seconds
@@ -70,7 +83,9 @@ def test_at_equal_prices_the_depth_for_all_is_that_of_highest_goodput():
 
 
 def seconds(active: int, s: int) -> float:
-    return float(COST.seconds(active, np.array([active * (1.0 + s)]), 60.0, ("eagle" if s else "off",), np.array([s]))[0])
+    return float(
+        COST.seconds(active, np.array([active * (1.0 + s)]), 60.0, ("eagle" if s else "off",), np.array([s]))[0]
+    )
 
 
 def test_the_longer_a_request_the_deeper_it_drafts_and_never_past_its_budget():
@@ -119,7 +134,21 @@ def test_a_paced_controller_gives_the_depths_and_says_so():
         before = controller.acceptance.effective("eagle")
         stands = tuple(int(n * a) for n, a in zip(asked, ACCEPT_D.cumprod(), strict=False))
         paced.observe(
-            RoundRecord(32, 0, plan, sum(asked), sum(stands), 32 + sum(stands), 0.002, 0.03, 0.0, 60.0, tuple(asked), (asked[0], *stands[:-1]), stands)
+            RoundRecord(
+                32,
+                0,
+                plan,
+                sum(asked),
+                sum(stands),
+                32 + sum(stands),
+                0.002,
+                0.03,
+                0.0,
+                60.0,
+                tuple(asked),
+                (asked[0], *stands[:-1]),
+                stands,
+            )
         )
         # of the acceptance it has seen no more sequences than drafted
         assert controller.acceptance.effective("eagle") - before <= asked[0]

@@ -146,16 +146,27 @@ def bench_speculation(
 def print_rollouts(result: dict[str, Any]) -> None:
     """Whole rollouts, one way a row; below, `auto` beside the best that needs no controller."""
     length = result["length"]
-    title = f"{result['sequences']} sequences of {length['min']} to {length['max']} tokens (median {length['median']:.0f})"
+    title = (
+        f"{result['sequences']} sequences of {length['min']} to {length['max']} tokens (median {length['median']:.0f})"
+    )
     table = Table("way", "seconds", "over plain decoding", "95 %", "rounds", title=title)
     for row in result["rows"]:
         low, high = row["interval"]
         table.add_row(
-            row["variant"], f"{row['seconds']:.2f}", f"{row['ratio']:.2f}x", f"{low:.2f}-{high:.2f}", f"{row['rounds']:.0f}"
+            row["variant"],
+            f"{row['seconds']:.2f}",
+            f"{row['ratio']:.2f}x",
+            f"{low:.2f}-{high:.2f}",
+            f"{row['rounds']:.0f}",
         )
     Console().print(table)
     for auto in result["auto"]:
-        for name, words in (("best_static", "the best single plan"), ("best_on_off", "the best plan turned on and off")):
+        for name, words in (
+            ("best_static", "the best single plan"),
+            ("best_on_off", "the best plan turned on and off"),
+        ):
             if name in auto:
                 low, high = auto[f"over_{name}_interval"]
-                print(f"{auto['variant']} over {words}, {auto[name]}: {auto[f'over_{name}']:.3f}x ({low:.3f}-{high:.3f})")
+                print(
+                    f"{auto['variant']} over {words}, {auto[name]}: {auto[f'over_{name}']:.3f}x ({low:.3f}-{high:.3f})"
+                )

@@ -15,30 +15,11 @@ from respec.speculation.cost_model import CostModel
 from respec.speculation.decision import Decision, Kind, name_of
 from respec.speculation.guard import Guard
 from respec.speculation.machine import MachineSpeed
+from respec.speculation.probing import Budget, Probe
 from respec.speculation.residual import Residual
 from respec.speculation.settings import Settings
 from respec.speculation.solver import Candidate, Forecast, bucket, forecast, ranked
 from respec.types import PLAIN, Load, Plan, RoundRecord, Version
-
-
-@dataclass
-class _Budget:
-    """Seconds of probing allowed and spent."""
-
-    share: float
-    elapsed_s: float = 0.0
-    spent_s: float = 0.0
-
-    def allows(self, seconds: float) -> bool:
-        return self.spent_s + seconds <= self.share * (self.elapsed_s + seconds)
-
-
-@dataclass
-class _Probe:
-    """A probe under way."""
-
-    plan: int
-    left: int
 
 
 @dataclass(frozen=True)
@@ -83,8 +64,8 @@ class Controller:
         self._residual = Residual(self.plans, largest, settings.spread, settings.memory, settings.noise)
         self._machine = MachineSpeed()
         self._guard = Guard(settings.dwell)
-        self._budget = _Budget(settings.burn_in_share if settings.burn_in else settings.probe_share)
-        self._total = _Budget(1.0)
+        self._budget = Budget(settings.burn_in_share if settings.burn_in else settings.probe_share)
+        self._total = Budget(1.0)
         self._version: Version | None = None
         self._round = self._seen = 0
         self._current = self._running = 0
@@ -94,7 +75,7 @@ class Controller:
         self._load: Load | None = None
         self._shared = False
         self._used = dict.fromkeys(self._drafters, 0)
-        self._probe: _Probe | None = None
+        self._probe: Probe | None = None
         self._view: _View | None = None
         self._key: tuple[int, ...] = ()
         self._decisions: deque[Decision] = deque(maxlen=settings.decisions)
@@ -158,8 +139,8 @@ class Controller:
     def likely(self) -> str:
         """The drafter of the plan given last; where that is plain decoding, the one nearest to being worth it."""
         assert self._view is not None, "asked after `plan`"
-        rate = [0.0 if self._guard.bars(name) else x for name, x in zip(self._drafters, self._view.goodput_P, strict=True)]
-        return self._drafters[self._running or 1 + int(np.argmax(rate[1:]))] if len(rate) > 1 else "off"
+        shut = [name == "off" or self._guard.bars(name) for name in self._drafters]
+        return self._drafters[self._running or int(np.argmax(np.where(shut, 0.0, self._view.goodput_P)))]
 
     def share(self, plan: Plan, depth_B: Sequence[int], reason: str) -> None:
         """Under `plan` each sequence drafts to its own depth in the coming round, for the whole rollout's sake: the round teaches
@@ -217,7 +198,7 @@ class Controller:
         self._rested += 1
         hopeful = self._hopeful(view, best)
         if hopeful is not None:
-            self._probe = _Probe(hopeful, self.settings.probe - 1)
+            self._probe = Probe(hopeful, self.settings.probe - 1)
             self._decide("probe", view, hopeful, self._why_probe(view, hopeful))
             return hopeful
         if changed or not self._decisions:
@@ -277,7 +258,7 @@ class Controller:
 
     def _account(self, seconds: float) -> None:
         if self._seen == self.settings.burn_in + 1:
-            self._budget = _Budget(self.settings.probe_share)
+            self._budget = Budget(self.settings.probe_share)
         for budget in (self._budget, self._total):
             budget.elapsed_s += seconds
             budget.spent_s += seconds if self._probe is not None else 0.0

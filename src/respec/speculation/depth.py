@@ -7,7 +7,6 @@ equal and the depth for all is that of highest goodput; where nobody knows which
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np

@@ -46,7 +46,9 @@ class Sharing:
 
     def __init__(self, plans: Sequence[Plan], cost: CostModel, margin: float = MARGIN) -> None:
         chains = [plan for plan in plans if plan.n and plan.t == 1]
-        self._depths = {name: tuple(sorted(p.s for p in chains if p.drafter == name)) for name in {p.drafter for p in chains}}
+        self._depths = {
+            name: tuple(sorted(p.s for p in chains if p.drafter == name)) for name in {p.drafter for p in chains}
+        }
         self._cost, self._margin = cost, margin
         self._lengths = Lengths()
         self._chains: Chains | None = None
@@ -77,9 +79,7 @@ class Sharing:
         s = next(s for s in chains.depths if s >= depth_B.max())
         return Shared(Plan(drafter, s, 1, s), tuple(depth_B.tolist()), gain)
 
-    def _promise(
-        self, load: Load, drafter: str, acceptance: Acceptance
-    ) -> tuple[Chains, Float[np.ndarray, "B+1"]]:
+    def _promise(self, load: Load, drafter: str, acceptance: Acceptance) -> tuple[Chains, Float[np.ndarray, "B+1"]]:
         """The drafter's promises, and what a token takes by batch; made anew now and then, and where they do not fit."""
         self._looks += 1
         stale = self._chains is None or self._chains.drafter != drafter or load.version != self._version
