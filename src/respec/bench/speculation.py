@@ -159,7 +159,7 @@ def _has_auto(variants: Sequence[Variant]) -> bool:
 def _auto(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """`auto` against plain decoding, and against the best static plan: picked on the even repeats, compared on the odd ones."""
     auto = next(row for row in rows if row["variant"].startswith("auto"))
-    static = [row for row in rows if row is not auto]
+    static = [row for row in rows if not row["variant"].startswith("auto")]
     found = {"batch": auto["batch"], "over_off": auto["ratio"], "over_off_interval": bootstrap(auto["ratios"])}
     return found | over_best(auto, static, "best_static")
 

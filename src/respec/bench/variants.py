@@ -14,8 +14,10 @@ from respec.types import PLAIN, Load, Plan, RoundRecord
 
 HISTORY = "+history"
 REJECTION = "+rejection"
+DEPTHS = "+depths"
 FORM = (
-    f"auto, drafter, drafter:s or drafter:s:t:n; then @b for 'only while at most b are active', {HISTORY}, {REJECTION}"
+    f"auto, drafter, drafter:s or drafter:s:t:n; then @b for 'only while at most b are active', {HISTORY}, {REJECTION}, {DEPTHS} (requests "
+    "to depths of their own)"
 )
 
 
@@ -59,10 +61,11 @@ def _variant(
     try:
         s, t, n = (int(numbers[0]) if numbers else base.s, *(map(int, numbers[1:]) if len(numbers) > 1 else (1, 0)))
         mode = "rejection" if REJECTION[1:] in options else base.mode
-        change = {"drafter": drafter, "s": s, "t": t, "n": n, "mode": mode}
+        own = base.per_request_depth or DEPTHS[1:] in options
+        change = {"drafter": drafter, "s": s, "t": t, "n": n, "mode": mode, "per_request_depth": own}
         config = SpeculationConfig.model_validate(base.model_dump() | change)
         limit = int(most) if most else None
-        if set(options) - {HISTORY[1:], REJECTION[1:]}:
+        if set(options) - {HISTORY[1:], REJECTION[1:], DEPTHS[1:]}:
             raise ValueError(options)
     except ValueError as error:
         reason = str(error).splitlines()[2].strip() if "validation error" in str(error) else ""

@@ -153,8 +153,9 @@ class SpeculationConfig(Room):
         default=0.3, ge=0, le=1, description="a draft stops where its estimated path probability falls below"
     )
     per_request_depth: bool = Field(
-        default=True,
-        description="auto: requests expected to be long draft deeper, where earlier epochs' lengths say that the rollout ends sooner for it",
+        default=False,
+        description="auto: requests that earlier epochs' lengths expect to be long draft deeper, since they end the rollout. Off: sums of 2 to 16 "
+        "terms on SmolLM2-135M took 6 % fewer rounds, 2 % more rows and 0.999 of the time on two cores",
     )
     history_tokens: int = Field(
         default=4_000_000, ge=0, description="token budget of the suffix index; oldest rows leave first"

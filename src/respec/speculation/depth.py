@@ -88,16 +88,15 @@ def depths(
     total_S = np.maximum.accumulate(worth_BS, axis=1).sum(axis=0) - chains.draft_s(0.0, d, 0.0)
     ends = np.array([0, *chains.depths])
     depth_B = np.argmax(worth_BS[:, : int(ends[np.argmax(total_S[ends])]) + 1], axis=1)
-    ours, theirs = (_seconds(chains, load, chosen, price_B) for chosen in (depth_B, np.minimum(uniform, room_B)))
-    return depth_B, (theirs[1] - ours[1]) / theirs[0]
+    round_s, whole_s = _seconds(chains, load, np.stack([depth_B, np.minimum(uniform, room_B)]), price_B)
+    return depth_B, float((whole_s[1] - whole_s[0]) / round_s[1])
 
 
 def _seconds(
-    chains: Chains, load: Load, depth_B: Int[np.ndarray, "B"], price_B: Float[np.ndarray, "B"]
-) -> tuple[float, float]:
-    """Of the round, and of the round less what its tokens take from the rest of the rollout."""
-    nodes, b = float(chains.outlook.nodes_S[depth_B].sum()), float(load.active)
-    forward_s = chains.cost.forward(np.array([b]), np.array([b + nodes]), load.context)[0]
-    drafting, deepest, total = float((depth_B > 0).sum()), float(depth_B.max()), float(depth_B.sum())
-    seconds = float(forward_s + chains.draft_s(drafting, deepest, total))
-    return seconds, seconds - float((price_B * chains.outlook.tokens_S[depth_B]).sum())
+    chains: Chains, load: Load, depth_AB: Int[np.ndarray, "A B"], price_B: Float[np.ndarray, "B"]
+) -> tuple[Float[np.ndarray, "A"], Float[np.ndarray, "A"]]:
+    """Of the round under each of A assignments, and of the round less what its tokens take from the rest of the rollout."""
+    b = np.full(len(depth_AB), float(load.active))
+    forward_s = chains.cost.forward(b, b + chains.outlook.nodes_S[depth_AB].sum(axis=1), load.context)
+    round_s = forward_s + chains.draft_s((depth_AB > 0).sum(axis=1), depth_AB.max(axis=1), depth_AB.sum(axis=1))
+    return round_s, round_s - chains.outlook.tokens_S[depth_AB] @ price_B
