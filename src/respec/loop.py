@@ -36,6 +36,7 @@ from respec.stages import (
     asks_of_step,
     build,
     decisions_of,
+    estimate_idle,
     evaluate,
     fallbacks,
     generate,
@@ -141,6 +142,7 @@ def _step(
     update = learner.update(samples, config.rollout.temperature, lambda done, _: view.advance(done))
     distilled = online.update(stages.policy, samples, step) if online is not None else {}
     swapped_at = time.perf_counter()
+    estimate_idle(stages, made.rollout_R, made.stats, online.agreement if online is not None else {})
     swap(stages.engine, stages.policy, config.model.dtype, version=step)
     learn_histories(stages.engine, made.rollout_R)
     ended = time.perf_counter()
