@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from respec.config import Config, DrafterConfig, RolloutConfig
-from respec.drafter.agreement import Agreement, together
+from respec.drafter.agreement import Agreement, together, write_agreement
 from respec.drafter.examples import capture
 from respec.drafter.learner import DrafterLearner, LearnerSettings
 from respec.drafter.weighting import weigh
@@ -79,6 +79,8 @@ class OnlineLearner:
         scratch, target = run.path / f".{FOLDER}.tmp", run.path / FOLDER
         shutil.rmtree(scratch, ignore_errors=True)
         save_head(self._learner.head, scratch)
+        if self.agreement:
+            write_agreement(scratch, self.agreement)
         shutil.rmtree(target, ignore_errors=True)
         scratch.rename(target)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from respec.drafter.agreement import Agreement, agreement, together
+from respec.drafter.agreement import ACCEPTANCE_FILE, Agreement, agreement, read_agreement, together, write_agreement
 from respec.drafter.losses import log_law, overlap, race_match, with_tail
 from respec.drafter.unroll import Depth, Unrolled
+from respec.types import Mode
 
 
 def laws(rows: int = 6, tokens: int = 12, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,8 +76,24 @@ def test_chances_multiply_along_a_draft_and_ends_of_texts_are_not_held_against_i
 
 
 def test_batches_add_up():
-    one, other = ({"matching": Agreement((2.0, 1.0), (1.0, 0.5))}, {"matching": Agreement((4.0, 3.0), (3.0, 2.0))})
-    assert together([one, other]) == {"matching": Agreement((6.0, 4.0), (4.0, 2.5))}
+    parts: list[dict[Mode, Agreement]] = [
+        {"matching": Agreement((2.0, 1.0), (1.0, 0.5))},
+        {"matching": Agreement((4.0, 3.0), (3.0, 2.0))},
+    ]
+    assert together(parts) == {"matching": Agreement((6.0, 4.0), (4.0, 2.5))}
+
+
+def test_it_lies_beside_a_head_and_what_cannot_be_read_says_nothing(tmp_path: Path):
+    seen: dict[Mode, Agreement] = {
+        "matching": Agreement((2.0, 1.0), (1.0, 0.5)),
+        "rejection": Agreement((2.0,), (1.5,)),
+    }
+    write_agreement(tmp_path, seen)
+    assert read_agreement(tmp_path) == seen
+    assert read_agreement(tmp_path / "nowhere") == {}
+    for text in ("", "[1]", '{"matching": {}}', '{"matching": {"tested_K": [1], "stood_K": ["x"]}}'):
+        (tmp_path / ACCEPTANCE_FILE).write_text(text)
+        assert read_agreement(tmp_path) == {}
 
 
 def test_a_point_mass_is_met_with_its_probability():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 
@@ -11,6 +13,8 @@ from respec.drafter.losses import overlap, race_match
 from respec.drafter.unroll import Unrolled
 from respec.types import Mode
 
+ACCEPTANCE_FILE = "acceptance.json"
+MODES: tuple[Mode, ...] = ("matching", "rejection")
 LAWS_AGREE = {"matching": race_match, "rejection": overlap}
 
 
@@ -30,7 +34,7 @@ class Agreement:
 def agreement(unrolled: Unrolled) -> dict[Mode, Agreement]:
     """What a batch shows, in each mode."""
     found: dict[Mode, Agreement] = {}
-    for mode in ("matching", "rejection"):
+    for mode in MODES:
         chance, exists = unrolled.by_anchor(LAWS_AGREE[mode])
         stands = torch.where(exists, chance.double().clamp(0.0, 1.0), 0.0).cumprod(dim=1)
         before = torch.cat([torch.ones_like(stands[:, :1]), stands[:, :-1]], dim=1)
@@ -51,3 +55,21 @@ def together(parts: Iterable[Mapping[Mode, Agreement]]) -> dict[Mode, Agreement]
             else:
                 total[mode] = seen
     return total
+
+
+def write_agreement(folder: Path, seen: Mapping[Mode, Agreement]) -> None:
+    """Puts it beside a head, where `read_agreement` finds it and other software does not look."""
+    (folder / ACCEPTANCE_FILE).write_text(json.dumps({mode: asdict(part) for mode, part in seen.items()}) + "\n")
+
+
+def read_agreement(folder: Path) -> dict[Mode, Agreement]:
+    """What was last seen of the head in this folder; nothing where nothing is written that can be read: it is a hint, and not needed."""
+    try:
+        seen = json.loads((folder / ACCEPTANCE_FILE).read_text())
+        return {
+            mode: Agreement(tuple(map(float, seen[mode]["tested_K"])), tuple(map(float, seen[mode]["stood_K"])))
+            for mode in MODES
+            if mode in seen
+        }
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,17 +43,18 @@ class _Probe:
 
 @dataclass(frozen=True)
 class _View:
-    """What the controller believed when it last looked: goodput and error of every plan, under one load."""
+    """What the controller believed when it last looked: goodput and error of every plan, seconds to start its drafter, under one load."""
 
     load: Load
     goodput_P: Float[np.ndarray, "P"]
     error_P: Float[np.ndarray, "P"]
+    start_P: Float[np.ndarray, "P"]
     promise: Forecast = field(repr=False)
 
 
 class Controller:
     """`plan` before every round, `observe` after it, `swap` when weights change. `plans` are those it may choose from; plain decoding
-    is added. `switch_s`: seconds it takes to start a drafter, by drafter. One controller serves one engine for as long as it lives.
+    is added. One controller serves one engine for as long as it lives.
 
     Raises ConfigError for plans it cannot weigh.
     """
@@ -64,7 +65,6 @@ class Controller:
         cost: CostModel,
         acceptance: Acceptance,
         largest: int = 64,
-        switch_s: Mapping[str, float] | None = None,
         settings: Settings = Settings(),
     ) -> None:
         self.plans = (PLAIN, *(plan for plan in dict.fromkeys(plans) if plan.n))
@@ -79,7 +79,6 @@ class Controller:
         self._cost = cost
         self._index = {plan: i for i, plan in enumerate(self.plans)}
         self._drafters = tuple(plan.drafter for plan in self.plans)
-        self._start_s = np.array([(switch_s or {}).get(name, 0.0) for name in self._drafters])
         self._residual = Residual(self.plans, largest, settings.spread, settings.memory, settings.noise)
         self._machine = MachineSpeed()
         self._guard = Guard(settings.dwell)
@@ -123,7 +122,7 @@ class Controller:
         if key != self._key or self._view is None:
             self._key, self._view = key, self._look(load)
         chosen = self._choose(self._view)
-        self._starts = self._drafters[chosen] != self._drafters[self._running] and self._start_s[chosen] > 0
+        self._starts = self._drafters[chosen] != self._drafters[self._running] and self._view.start_P[chosen] > 0
         self._running, self._load = chosen, load
         self._used[self._drafters[chosen]] = self._round
         return self.plans[chosen]
@@ -174,9 +173,10 @@ class Controller:
         promise = forecast(load, self.plans, self.acceptance, self._cost)
         factor, error = self._residual.at(load.active)
         here = self._drafters[self._current]
-        start = np.array([0.0 if name == here else s for name, s in zip(self._drafters, self._start_s, strict=True)])
-        seconds = promise.seconds_P * self._machine.factor / factor + start / self.settings.dwell
-        return _View(load, promise.tokens_P / seconds, np.hypot(promise.error_P, error), promise)
+        start = self._machine.factor * self._cost.starts(load.active, load.context, self._drafters)
+        switch = start * np.array([name != here for name in self._drafters])
+        seconds = promise.seconds_P * self._machine.factor / factor + switch / self.settings.dwell
+        return _View(load, promise.tokens_P / seconds, np.hypot(promise.error_P, error), start, promise)
 
     def _promised(self, record: RoundRecord, index: int) -> tuple[Forecast, int]:
         """What the models alone promise for this round, and the plan's place in it. The last look serves where it was at this load; after
@@ -255,7 +255,7 @@ class Controller:
 
     def _may_probe(self, view: _View, plan: int, rounds: int) -> bool:
         return self._budget.allows(
-            rounds * float(view.promise.tokens_P[plan] / view.goodput_P[plan]) + self._start_s[plan]
+            rounds * float(view.promise.tokens_P[plan] / view.goodput_P[plan]) + float(view.start_P[plan])
         )
 
     def _account(self, seconds: float) -> None:
