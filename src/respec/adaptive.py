@@ -87,7 +87,9 @@ def make_planner(
     if config.drafter != "auto":
         return config.plan()
     taken = samples(decoder, tokenizer, drafters, max_batch, (context,), True, say)
-    return make_controller(fit(taken), config, max_batch)
+    cost = fit(taken)
+    say(f"profile: {cost.trust}")
+    return make_controller(cost, config, max_batch)
 
 
 def make_controller(cost: CostModel, config: SpeculationConfig, largest: int) -> PacedController:

@@ -40,6 +40,7 @@ from respec.stages import (
     evaluate,
     fallbacks,
     generate,
+    keep_controller,
     learn_histories,
     remember,
     short_of_rows,
@@ -115,6 +116,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 due = _every(config.checkpoint.every_steps, step) or 0 < config.checkpoint.every_minutes <= minutes
                 if finished or due or stop():
                     _save(run, policy, learner, step, view)
+                    keep_controller(stages, run)
                     if online is not None:
                         online.save(run)
                     saved_at = time.monotonic()

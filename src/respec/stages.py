@@ -21,6 +21,7 @@ from respec.report.run_dir import RunDir
 from respec.rollout.engine import Engine
 from respec.rollout.planner import Planner
 from respec.rollout.replay import LookUp, replay
+from respec.speculation import memory
 from respec.speculation.pace import PacedController
 from respec.speculation.shadow import overlapped, replayed, wanting
 from respec.tasks.reward import RewardWorker
@@ -130,8 +131,16 @@ def decisions_of(planner: Plan | Planner) -> list[dict[str, Any]]:
     return [decision.to_dict() for decision in planner.take_decisions()] if isinstance(planner, PacedController) else []
 
 
+def keep_controller(stages: Stages, run: RunDir) -> None:
+    """Puts what the controller has learned into the run folder, for `remember`; nothing of a static plan."""
+    if isinstance(stages.planner, PacedController):
+        memory.keep(stages.planner.controller, run.path)
+
+
 def remember(stages: Stages, run: RunDir) -> None:
-    """Feeds the drafters the rollouts that the run folder holds: token histories outlive weights."""
+    """Feeds the drafters the rollouts that the run folder holds, since token histories outlive weights, and the controller what it knew."""
+    if isinstance(stages.planner, PacedController):
+        memory.recall(stages.planner.controller, run.path)
     for step in run.rollout_steps():
         learn_histories(stages.engine, [scored.rollout for scored in run.read_rollouts(step)])
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -15,30 +16,11 @@ from respec.speculation.cost_model import CostModel
 from respec.speculation.decision import Decision, Kind, name_of
 from respec.speculation.guard import Guard
 from respec.speculation.machine import MachineSpeed
+from respec.speculation.probing import Budget, Probe
 from respec.speculation.residual import Residual
 from respec.speculation.settings import Settings
 from respec.speculation.solver import Candidate, Forecast, bucket, forecast, ranked
 from respec.types import PLAIN, Load, Plan, RoundRecord, Version
-
-
-@dataclass
-class _Budget:
-    """Seconds of probing allowed and spent."""
-
-    share: float
-    elapsed_s: float = 0.0
-    spent_s: float = 0.0
-
-    def allows(self, seconds: float) -> bool:
-        return self.spent_s + seconds <= self.share * (self.elapsed_s + seconds)
-
-
-@dataclass
-class _Probe:
-    """A probe under way."""
-
-    plan: int
-    left: int
 
 
 @dataclass(frozen=True)
@@ -82,8 +64,8 @@ class Controller:
         self._residual = Residual(self.plans, largest, settings.spread, settings.memory, settings.noise)
         self._machine = MachineSpeed()
         self._guard = Guard(settings.dwell)
-        self._budget = _Budget(settings.burn_in_share if settings.burn_in else settings.probe_share)
-        self._total = _Budget(1.0)
+        self._budget = Budget(settings.burn_in_share if settings.burn_in else settings.probe_share)
+        self._total = Budget(1.0)
         self._version: Version | None = None
         self._round = self._seen = 0
         self._current = self._running = 0
@@ -92,7 +74,7 @@ class Controller:
         self._starts = False
         self._load: Load | None = None
         self._used = dict.fromkeys(self._drafters, 0)
-        self._probe: _Probe | None = None
+        self._probe: Probe | None = None
         self._view: _View | None = None
         self._key: tuple[int, ...] = ()
         self._decisions: deque[Decision] = deque(maxlen=settings.decisions)
@@ -163,6 +145,28 @@ class Controller:
             self.acceptance.discount(self.settings.swap_keep)
         self._version, self._key = version, ()
 
+    def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """What it has learned and how far it has come: plain values and arrays, for `restore`."""
+        numbers, arrays = self._residual.state()
+        return {
+            "plans": [asdict(plan) for plan in self.plans], "cost": self._cost.to_dict(), "acceptance": self.acceptance.to_dict(),
+            "residual": numbers, "machine": self._machine.state(), "guard": self._guard.state(), "used": self._used,
+            "rounds": [self._round, self._seen], "budgets": [asdict(self._budget), asdict(self._total)],
+        }, arrays  # fmt: skip
+
+    def restore(self, state: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bool:
+        """Takes over another's state, if it chose from the same plans; what it had learned of costs, if they were profiled alike."""
+        if state["plans"] != [asdict(plan) for plan in self.plans]:
+            return False
+        self.acceptance = Acceptance.from_dict(state["acceptance"])
+        self._used, (self._round, self._seen) = state["used"], state["rounds"]
+        self._budget, self._total = (Budget(**budget) for budget in state["budgets"])
+        if state["cost"] == self._cost.to_dict():
+            self._residual.restore(state["residual"], arrays)
+            self._machine.restore(state["machine"])
+            self._guard.restore(state["guard"])
+        return True
+
     def predict(self, load: Load) -> tuple[Candidate, ...]:
         """Every plan's goodput under this load, as the controller sees it now, best first. Costs of switching from the current plan included."""
         view = self._look(load)
@@ -200,11 +204,12 @@ class Controller:
         self._rested += 1
         hopeful = self._hopeful(view, best)
         if hopeful is not None:
-            self._probe = _Probe(hopeful, self.settings.probe - 1)
+            self._probe = Probe(hopeful, self.settings.probe - 1)
             self._decide("probe", view, hopeful, self._why_probe(view, hopeful))
             return hopeful
         if changed or not self._decisions:
-            self._decide(kind if self._decisions else "start", view, best, reason)
+            first = not self._decisions
+            self._decide("start" if first else kind, view, best, f"{reason}; {self._cost.trust}" if first else reason)
         elif self._running != best:
             self._decide("return", view, best, f"the probe is over: back to {name_of(self.plans[best])}")
         return best
@@ -260,7 +265,7 @@ class Controller:
 
     def _account(self, seconds: float) -> None:
         if self._seen == self.settings.burn_in + 1:
-            self._budget = _Budget(self.settings.probe_share)
+            self._budget = Budget(self.settings.probe_share)
         for budget in (self._budget, self._total):
             budget.elapsed_s += seconds
             budget.spent_s += seconds if self._probe is not None else 0.0

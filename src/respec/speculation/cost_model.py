@@ -64,6 +64,13 @@ class CostModel:
     correction: Mapping[str, Mapping[int, tuple[float, float]]] = field(default_factory=dict)
     start: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
+    @property
+    def trust(self) -> str:
+        """How far it is to be trusted, for a person."""
+        if math.isnan(self.held_out_error):
+            return "costs were fitted to too few samples to tell how well"
+        return f"costs are off by {self.held_out_error:.1%} (median, on samples left out of the fit)"
+
     def starts(self, active: int, context: float, drafter_P: Sequence[str]) -> Float[np.ndarray, "P"]:
         """Seconds that each drafter takes to begin in the middle of these sequences, once."""
         none = (0.0, 0.0)
