@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from respec.adaptive import make_controller, plans_for
+import numpy as np
+
+from respec.adaptive import MEASURED, make_controller, plans_for
 from respec.config import SpeculationConfig
+from respec.drafter.agreement import ACCEPTANCE_FILE, Agreement, write_agreement
 from respec.speculation.cost_model import CostSample, fit
 from respec.types import Load, Plan
 
@@ -34,3 +37,15 @@ def test_a_trained_head_is_tried_before_it_has_been_seen():
     assert controller.controller.acceptance.effective("suffix") == 0
     chosen = controller.plan(Load(1, 0, 64.0, (100,)))
     assert chosen.drafter == "eagle" and chosen != Plan()
+
+
+def test_what_was_measured_of_a_head_is_believed_instead(tmp_path: Path):
+    config = SpeculationConfig(candidates=("suffix", "eagle"), drafter_path=tmp_path, s=6)
+    write_agreement(
+        tmp_path, {"matching": Agreement((4000.0, 800.0), (800.0, 160.0)), "rejection": Agreement((9.0,), (9.0,))}
+    )
+    acceptance = make_controller(COST, config, 8).controller.acceptance
+    assert acceptance.effective("eagle") == MEASURED
+    np.testing.assert_allclose(acceptance.accept("eagle"), 0.2, atol=0.01)
+    (tmp_path / ACCEPTANCE_FILE).write_text("{")
+    assert make_controller(COST, config, 8).controller.acceptance.accept("eagle")[0] > 0.5

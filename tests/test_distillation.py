@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from respec.cli.drafter import drafter
 from respec.config import ModelConfig
+from respec.drafter.agreement import read_agreement
 from respec.errors import ConfigError, ModelError
 from respec.models.eagle import load_head
 from respec.models.load import load_policy
@@ -37,6 +38,10 @@ def test_a_drafter_is_trained_saved_reported_and_drafts(tmp_path: Path):
     assert "tokens a round expected of chains 2 deep" in done.output and "saved to" in done.output
     head = load_head(tmp_path / "one")
     assert head.shape.draft_vocabulary == 40
+    # how it drafts lies beside it: what a controller begins with
+    seen = read_agreement(tmp_path / "one")
+    assert set(seen) == {"matching", "rejection"}
+    assert all(0 < part.stood_K[1] < part.stood_K[0] < part.tested_K[0] for part in seen.values())
     policy = load_policy(ModelConfig(path="builtin:demo"))
     engine = Engine(
         publish(policy, "auto", 0),

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from respec.report.records import read_decisions
+
 SETTINGS = {
     "run.steps": 6, "run.threads": 1, "task.train_size": 8, "task.eval_size": 16, "rollout.prompts_per_step": 3, "rollout.group_size": 3,
     "rollout.max_new_tokens": 40, "checkpoint.every_steps": 2, "eval.every": 3, "eval.items": 8, "run.compare_plain_every": 2,
@@ -69,6 +71,16 @@ def test_a_finished_run_stands_and_says_how_it_went(whole):
     assert (whole / "report.html").stat().st_size > 100_000
     again = run(whole)
     assert again.returncode == 0 and "going on from step 6" in again.stdout
+
+
+def test_the_controller_goes_on_with_what_it_knew(tmp_path):
+    """Its rounds are counted on over the stop."""
+    auto = ("speculation.drafter=auto", "speculation.s=4", "run.compare_plain_every=0", "eval.every=0")
+    for steps in (2, 4):
+        done = run(tmp_path / "run", *auto, f"run.steps={steps}")
+        assert done.returncode == 0, done.stderr
+    rounds = [[d["round"] for d in read_decisions(tmp_path / "run", step)] for step in (1, 2, 3, 4)]
+    assert rounds[0] and rounds[2] and min(rounds[2]) > max(rounds[0] + rounds[1])
 
 
 def test_speculation_off_learns_the_very_same_policy(whole, tmp_path):

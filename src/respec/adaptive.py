@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, fields
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from respec.config import SpeculationConfig
+from respec.drafter.agreement import read_agreement
 from respec.models import kernels
 from respec.models.decoder import Decoder
 from respec.report.provenance import processor
@@ -27,6 +28,7 @@ from respec.speculation.cost_model import CostModel, CostSample, fit
 from respec.speculation.pace import PacedController
 from respec.speculation.profile import Cell, grid, load, measure, save
 from respec.speculation.settings import Settings
+from respec.speculation.shadow import overlapped
 from respec.speculation.sharing import Sharing
 from respec.types import Ask, Plan, Prompt, Proposer, Rollout, RoundRecord, Sampling, Stream
 
@@ -39,8 +41,8 @@ BRANCHING = ("suffix",)
 # good one waits for probes that a hundredth of the time pays for.
 HOPED = {"eagle": 0.75, "model": 0.6, "self_quant": 0.85}
 BELIEF = 8.0
-# These read what they missed before they draft: about one pass of the target, in their first round.
-CATCHES_UP = ("eagle", "model")
+# What was measured when a head was trained counts for so many: it was another policy's, if only by a few steps.
+MEASURED = 64.0
 
 
 class MadeUp:
@@ -86,22 +88,27 @@ def make_planner(
     if config.drafter != "auto":
         return config.plan()
     taken = samples(decoder, tokenizer, drafters, max_batch, (context,), True, say)
-    return make_controller(fit(taken), config, max_batch)
+    cost = fit(taken)
+    say(f"profile: {cost.trust}")
+    return make_controller(cost, config, max_batch)
 
 
 def make_controller(cost: CostModel, config: SpeculationConfig, largest: int) -> PacedController:
     """A controller over the candidates' plans, for batches of up to `largest`."""
     plans, acceptance = plans_for(config.candidates, config.s), Acceptance(depth=config.s)
+    measured = read_agreement(config.drafter_path) if config.drafter_path and "eagle" in config.candidates else {}
+    if config.mode in measured:
+        overlapped(
+            acceptance, {"eagle": MEASURED}, "eagle", measured[config.mode].tested_K, measured[config.mode].stood_K
+        )
     for name, hoped in HOPED.items():
-        if name in config.candidates:
+        if name in config.candidates and not acceptance.effective(name):
             asked = [BELIEF * hoped**d for d in range(config.s)]
             acceptance.observe_shadow(name, asked, [hoped * tested for tested in asked], weight=1.0)
-    pass_s = float(cost.seconds(1, np.array([1.0]), 64.0, ("off",), np.zeros(1))[0])
-    starts = {name: pass_s for name in CATCHES_UP if name in config.candidates}
     # a brief profile, or one of a busier hour, is trusted for its shape only
     trust = Settings(spread=0.3, burn_in=200, burn_in_share=0.1)
     sharing = Sharing(plans, cost) if config.per_request_depth else None
-    return PacedController(Controller(plans, cost, acceptance, largest, starts, trust), sharing=sharing)
+    return PacedController(Controller(plans, cost, acceptance, largest, trust), sharing=sharing)
 
 
 def samples(
@@ -138,7 +145,7 @@ def samples(
 def profile_path(decoder: Decoder) -> Path:
     """Where the profile of this machine and model lies."""
     facts = (
-        [str(value) for value in astuple(decoder.shape)], type(decoder).__name__, processor(), torch.get_num_threads(),
+        [field.name for field in fields(CostSample)], [str(value) for value in astuple(decoder.shape)], type(decoder).__name__, processor(), torch.get_num_threads(),
         torch.__version__, kernels.available()[0], torch.cuda.get_device_name(0) if torch.cuda.is_available() else "",
     )  # fmt: skip
     name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from respec.config import Config
+from respec.drafter.agreement import write_agreement
 from respec.drafter.distil import DistilStats, distil, draft_vocabulary
 from respec.drafter.learner import LearnerSettings
 from respec.errors import ConfigError
@@ -66,6 +67,7 @@ def distil_alone(config: Config, view: View, to: Path, recipe: Recipe, settings:
         lambda done, loss: view.advance(done, f"loss {loss:.3f}"),
     )  # fmt: skip
     save_head(head, to)
+    write_agreement(to, stats.agreement)
     return _summary(stats, head, drawn, to)
 
 

@@ -36,9 +36,11 @@ from respec.stages import (
     asks_of_step,
     build,
     decisions_of,
+    estimate_idle,
     evaluate,
     fallbacks,
     generate,
+    keep_controller,
     learn_histories,
     remember,
     short_of_rows,
@@ -114,6 +116,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 due = _every(config.checkpoint.every_steps, step) or 0 < config.checkpoint.every_minutes <= minutes
                 if finished or due or stop():
                     _save(run, policy, learner, step, view)
+                    keep_controller(stages, run)
                     if online is not None:
                         online.save(run)
                     saved_at = time.monotonic()
@@ -141,6 +144,7 @@ def _step(
     update = learner.update(samples, config.rollout.temperature, lambda done, _: view.advance(done))
     distilled = online.update(stages.policy, samples, step) if online is not None else {}
     swapped_at = time.perf_counter()
+    estimate_idle(stages, made.rollout_R, made.stats, online.agreement if online is not None else {})
     swap(stages.engine, stages.policy, config.model.dtype, version=step)
     learn_histories(stages.engine, made.rollout_R)
     ended = time.perf_counter()

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from respec.config import Config, DrafterConfig, RolloutConfig
+from respec.drafter.agreement import Agreement, together, write_agreement
 from respec.drafter.examples import capture
 from respec.drafter.learner import DrafterLearner, LearnerSettings
 from respec.drafter.weighting import weigh
@@ -20,7 +21,7 @@ from respec.models.load import Policy
 from respec.report.run_dir import RunDir
 from respec.rollout.draft.eagle import EagleDrafter
 from respec.rollout.engine import Engine
-from respec.types import Sample
+from respec.types import Mode, Sample
 
 FOLDER = "drafter"
 
@@ -43,9 +44,12 @@ class OnlineLearner:
             temperature=rollout.temperature or 1.0,
         )
         self._learner = DrafterLearner(head, settings)
+        # how far drafts would have stood on the rollouts of the last update, by mode; empty on a step without one
+        self.agreement: Mapping[Mode, Agreement] = {}
 
     def update(self, policy: Policy, samples: Sequence[Sample], step: int) -> dict[str, float]:
         """One update, and what it did, as metrics; nothing on the steps between. Raises NonFiniteError, with the head as it was."""
+        self.agreement = {}
         if step % self._config.every:
             return {}
         began = time.perf_counter()
@@ -62,6 +66,7 @@ class OnlineLearner:
             self._learner.step([examples[i] for i in order[start : start + per_update]])
             for start in range(0, len(order), per_update)
         ]
+        self.agreement = together(s.agreement for s in stats)
         self._drafter.adopt(head, self._drafter.version + 1)
         return {
             "drafter/loss": float(np.mean([s.loss for s in stats])), "drafter/grad_norm": float(np.mean([s.grad_norm for s in stats])),
@@ -74,6 +79,8 @@ class OnlineLearner:
         scratch, target = run.path / f".{FOLDER}.tmp", run.path / FOLDER
         shutil.rmtree(scratch, ignore_errors=True)
         save_head(self._learner.head, scratch)
+        if self.agreement:
+            write_agreement(scratch, self.agreement)
         shutil.rmtree(target, ignore_errors=True)
         scratch.rename(target)
 

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from respec.adaptive import make_planner
 from respec.config import Config
+from respec.drafter.agreement import Agreement
 from respec.drafting import make_drafters
 from respec.models.load import Policy
 from respec.report.live import View
 from respec.report.run_dir import RunDir
 from respec.rollout.engine import Engine
 from respec.rollout.planner import Planner
+from respec.rollout.replay import LookUp, replay
+from respec.speculation import memory
 from respec.speculation.pace import PacedController
+from respec.speculation.shadow import overlapped, replayed, wanting
 from respec.tasks.reward import RewardWorker
 from respec.tasks.task import Task
 from respec.types import (
     PLAIN,
     Ask,
     EvalResult,
+    Mode,
     Plan,
     Prompt,
     Rollout,
@@ -34,6 +41,9 @@ from respec.types import (
     Stream,
 )
 from respec.weights.publish import publish
+
+# Share of a step's drawing that replaying its rollouts for idle drafters may take.
+REPLAY_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -121,10 +131,38 @@ def decisions_of(planner: Plan | Planner) -> list[dict[str, Any]]:
     return [decision.to_dict() for decision in planner.take_decisions()] if isinstance(planner, PacedController) else []
 
 
+def keep_controller(stages: Stages, run: RunDir) -> None:
+    """Puts what the controller has learned into the run folder, for `remember`; nothing of a static plan."""
+    if isinstance(stages.planner, PacedController):
+        memory.keep(stages.planner.controller, run.path)
+
+
 def remember(stages: Stages, run: RunDir) -> None:
-    """Feeds the drafters the rollouts that the run folder holds: token histories outlive weights."""
+    """Feeds the drafters the rollouts that the run folder holds, since token histories outlive weights, and the controller what it knew."""
+    if isinstance(stages.planner, PacedController):
+        memory.recall(stages.planner.controller, run.path)
     for step in run.rollout_steps():
         learn_histories(stages.engine, [scored.rollout for scored in run.read_rollouts(step)])
+
+
+def estimate_idle(
+    stages: Stages, rollouts: Sequence[Rollout], stats: RolloutStats, agreement: Mapping[Mode, Agreement]
+) -> None:
+    """Tells the controller what a step's rollouts say of drafters that were idle in it, before they are remembered; look-ups are replayed for
+    a hundredth of the time that drawing took. `agreement`: what the learner of the `eagle` drafter saw of its drafts; empty for nothing."""
+    if not isinstance(stages.planner, PacedController):
+        return
+    acceptance, asked = stages.planner.controller.acceptance, stages.config.speculation
+    wanted = wanting(stats.round_R, asked.candidates)
+    if asked.mode in agreement:
+        overlapped(acceptance, wanted, "eagle", agreement[asked.mode].tested_K, agreement[asked.mode].stood_K)
+    groups = [list(group) for _, group in groupby(rollouts, key=lambda rollout: rollout.key[:2])]
+    order = np.random.default_rng(stages.engine.version).permutation(len(groups))
+    look_ups = {name: drafter for name, drafter in stages.engine.drafters.items() if isinstance(drafter, LookUp)}
+    replays = {
+        name: partial(replay, drafter, [groups[i] for i in order], asked.s) for name, drafter in look_ups.items()
+    }
+    replayed(acceptance, wanted, replays, REPLAY_SHARE * stats.wall_s)
 
 
 def learn_histories(engine: Engine, rollouts: Sequence[Rollout]) -> None:

@@ -165,9 +165,11 @@ def test_a_swap_makes_it_look_again():
 
 def test_starting_a_drafter_is_weighed_and_its_first_round_is_not_held_against_it():
     machine = Machine(STEADY, 0)
-    dear = Controller(machine.plans, fit(machine.profile()), Acceptance(8), switch_s={"a": 10.0, "b": 10.0})
+    cost = fit(machine.profile())
+    # seconds to begin, and for each key that is there already: 800 of them in four sequences
+    dear = Controller(machine.plans, replace(cost, start=dict.fromkeys("ab", (2.0, 0.01))), Acceptance(8))
     assert not any(plan.n for plan in replay(dear, machine, [4] * 300).plans_R)
-    fair = Controller(machine.plans, fit(machine.profile()), Acceptance(8), switch_s={"a": 0.01, "b": 0.01})
+    fair = Controller(machine.plans, replace(cost, start=dict.fromkeys("ab", (0.01, 0.0))), Acceptance(8))
     plan = fair.plan(Load(2, 0, CONTEXT, ()))
     assert plan.n
     before = fair._residual.at(2)[0][1]

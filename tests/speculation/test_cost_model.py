@@ -164,3 +164,14 @@ def test_nonnegative_least_squares_equals_the_reference():
         x = nonnegative_least_squares(a, y)
         assert (x >= 0).all()
         assert np.linalg.norm(a @ x - y) == pytest.approx(nnls(a, y)[1], abs=1e-9)
+
+
+def test_the_start_of_a_drafter_grows_with_the_keys_it_reads():
+    samples = [
+        CostSample(b, 3 * b, context, "eagle", 2, 1e-3, 1e-2, 0.0, 2e-3 + 1e-6 * b * context)
+        for b in (1, 8, 32)
+        for context in (64.0, 256.0)
+    ]
+    model = CostModel.from_dict(json.loads(json.dumps(fit(samples).to_dict())))
+    found = model.starts(16, 100.0, ("off", "eagle", "never measured"))
+    np.testing.assert_allclose(found, [0.0, 2e-3 + 1.6e-3, 0.0], rtol=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from simulator import Machine, peaks, replay
 
@@ -36,6 +37,8 @@ def test_the_page_has_a_row_a_decision_and_the_share_of_probing():
         assert decision.reason in line
         assert f"{decision.best[0].goodput:.3g}" in line
     assert "probing took" in lines[-1]
+    # how well costs are known is said where a controller begins
+    assert re.search(r"; costs are off by \d+\.\d% \(median, on samples left out of the fit\)$", lines[2])
     assert "No decision" in explain(())
 
 

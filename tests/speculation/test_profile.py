@@ -52,6 +52,7 @@ def test_only_what_is_missing_is_measured_and_warm_up_and_tail_are_left_out(tmp_
     for cell, sample in known:
         assert sample.verify_s == pytest.approx(1e-3 + 1e-6 * cell.batch * (1 + cell.s))
         assert sample.rows == cell.batch * (1 + cell.s)
+        assert sample.start_s == (pytest.approx(1.0 - 1e-5) if cell.drafter != "off" else 0.0)
         assert (sample.drafter, sample.s) == (cell.drafter, cell.s if cell.drafter != "off" else 0)
     assert fit([sample for _, sample in known]).held_out_error < 0.02
 

@@ -60,9 +60,7 @@ def profile(
     cost = measure_profile(
         model, drafter, max_batch, context, threads, fresh, picture, lambda line: print(line, flush=True)
     )
-    print(
-        f"cost model: median error {100 * cost.held_out_error:.1f} % on samples left out of the fit; picture: {picture}"
-    )
+    print(f"cost model: {cost.trust}; picture: {picture}")
 
 
 @fetch.command("smollm2")

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from transformers import PreTrainedModel
 
+from respec.drafter.agreement import Agreement
 from respec.drafter.examples import capture
 from respec.drafter.learner import DrafterLearner, LearnerSettings, acceptance
 from respec.models.eagle import EagleHead
-from respec.types import Rollout, Sampling
+from respec.types import Mode, Rollout, Sampling
 
 OnStep = Callable[[int, float], None]
 
 
 @dataclass(frozen=True)
 class DistilStats:
-    """What a distillation did. `acceptance_K` is on the held-out completions, by depth, at the end; `before_K` before it began."""
+    """What a distillation did. On the held-out completions: `acceptance_K` by depth and `agreement` by mode at the end, `before_K` before it began."""
 
     steps: int
     first_loss: float
@@ -28,6 +29,7 @@ class DistilStats:
     tokens: int
     before_K: tuple[float, ...]
     acceptance_K: tuple[float, ...]
+    agreement: Mapping[Mode, Agreement]
     wall_s: float
 
     @property
@@ -64,7 +66,7 @@ def distil(
     examples = capture(model, head.shape.taps, rollouts, sampling, tokens_per_pass=settings.tokens)
     judged = capture(model, head.shape.taps, held_out, sampling, tokens_per_pass=settings.tokens)
     learner = DrafterLearner(head, settings)
-    before = acceptance(head, judged, settings.depths, settings.temperature, settings.tokens)
+    before, _ = acceptance(head, judged, settings.depths, settings.temperature, settings.tokens)
     order, losses, tokens = np.random.default_rng(seed), list[float](), 0
     queue: list[int] = []
     for step in range(steps):
@@ -76,9 +78,9 @@ def distil(
         tokens += stats.tokens
         if on_step is not None:
             on_step(step + 1, stats.loss)
-    after = acceptance(head, judged, settings.depths, settings.temperature, settings.tokens)
+    after, agreed = acceptance(head, judged, settings.depths, settings.temperature, settings.tokens)
     first, last = (losses[0], losses[-1]) if losses else (0.0, 0.0)
-    return DistilStats(len(losses), first, last, tokens, before, after, time.perf_counter() - began)
+    return DistilStats(len(losses), first, last, tokens, before, after, agreed, time.perf_counter() - began)
 
 
 def _rate(step: int, steps: int, peak: float) -> float:

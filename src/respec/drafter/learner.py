@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from respec.drafter.agreement import Agreement, agreement, together
 from respec.drafter.examples import Example, passes
 from respec.drafter.losses import BY_TOKEN, LOSSES, e2e_tv
 from respec.drafter.unroll import Unrolled, unroll
 from respec.errors import ConfigError, NonFiniteError
 from respec.models.decoder import decode_dtype
 from respec.models.eagle import EagleHead
+from respec.types import Mode
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,14 @@ class LearnerSettings:
 
 @dataclass(frozen=True)
 class DrafterUpdateStats:
-    """What one step did. `overlap_K` is the mean Σ min(p, q) by depth on what was learned from, before the step."""
+    """What one step did. On what was learned from, before the step: `overlap_K` is the mean Σ min(p, q) by depth, `agreement` how far drafts
+    would have stood, by mode."""
 
     loss: float
     grad_norm: float
     lr: float
     overlap_K: tuple[float, ...]
+    agreement: Mapping[Mode, Agreement]
     tokens: int
     wall_s: float
 
@@ -76,7 +80,7 @@ class DrafterLearner:
         """
         began = time.perf_counter()
         total = sum(e.weight * len(e.token_CK) for e in examples)
-        loss, sums, counts = 0.0, 0.0, 0.0
+        loss, sums, counts, seen = 0.0, 0.0, 0.0, list[Mapping[Mode, Agreement]]()
         try:
             for part in passes([e.length for e in examples], self._settings.tokens):
                 unrolled = unroll(
@@ -87,6 +91,7 @@ class DrafterLearner:
                 loss += share.item()
                 overlaps, exists = unrolled.overlaps()
                 sums, counts = sums + overlaps.detach().double().sum(0), counts + exists.sum(0)
+                seen.append(agreement(unrolled))
             norm = float(nn.utils.clip_grad_norm_(self._trained, self._settings.grad_clip))
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 raise NonFiniteError(
@@ -100,8 +105,9 @@ class DrafterLearner:
             self._optimizer.zero_grad()
         self.updates += 1
         return DrafterUpdateStats(
-            loss, norm, rate, _mean(sums, counts), sum(e.length for e in examples), time.perf_counter() - began
-        )
+            loss, norm, rate, _mean(sums, counts), together(seen), sum(e.length for e in examples),
+            time.perf_counter() - began,
+        )  # fmt: skip
 
 
 def drafter_loss(unrolled: Unrolled, name: str, depth_decay: float) -> Float[Tensor, ""]:
@@ -126,14 +132,17 @@ def precision(head: EagleHead, mixed: bool) -> torch.autocast:
 @torch.no_grad()
 def acceptance(
     head: EagleHead, examples: Sequence[Example], depths: int, temperature: float, tokens: int = 2048
-) -> tuple[float, ...]:
-    """Mean Σ min(p, q) by depth: the probability that a draft token stands in `rejection`, those before it being the text's own."""
-    sums, counts = 0.0, 0.0
+) -> tuple[tuple[float, ...], dict[Mode, Agreement]]:
+    """Mean Σ min(p, q) by depth: the probability that a draft token stands in `rejection`, those before it being the text's own; and how
+    far whole drafts stand, by mode."""
+    sums, counts, seen = 0.0, 0.0, list[Mapping[Mode, Agreement]]()
     for part in passes([e.length for e in examples], tokens):
         with precision(head, True):
-            overlaps, exists = unroll(head, [examples[i] for i in part], depths, temperature).overlaps()
+            unrolled = unroll(head, [examples[i] for i in part], depths, temperature)
+        overlaps, exists = unrolled.overlaps()
         sums, counts = sums + overlaps.double().sum(0), counts + exists.sum(0)
-    return _mean(sums, counts)
+        seen.append(agreement(unrolled))
+    return _mean(sums, counts), together(seen)
 
 
 def _mean(sums: Tensor | float, counts: Tensor | float) -> tuple[float, ...]:

@@ -35,6 +35,21 @@ def overlap(p_NB: Float[Tensor, "N B"], logq_NB: Float[Tensor, "N B"]) -> Float[
     return torch.minimum(p_NB, logq_NB.exp()).sum(dim=1)
 
 
+def race_match(p_NB: Float[Tensor, "N B"], logq_NB: Float[Tensor, "N B"]) -> Float[Tensor, "N"]:
+    """Σ_i 1 / Σ_j max(p_j/p_i, q_j/q_i): the probability that one race ends alike under both laws, as in `matching` (Daliri et al. 2024,
+    arXiv 2408.07978, whose bound (1 - TV) / (1 + TV) it keeps where there is no tail).
+
+    The last bucket stands for many tokens. They are taken to be others under p than under q, and no match among them is counted: a lower bound.
+    """
+    tail_N = p_NB[:, -1:], logq_NB[:, -1:].exp()
+    order = (logq_NB[:, :-1] - p_NB[:, :-1].log()).nan_to_num(nan=0.0).argsort(dim=1)
+    p, q = p_NB[:, :-1].gather(1, order), logq_NB[:, :-1].exp().gather(1, order)
+    # in order of q/p, the larger of the two quotients is p's for all up to i and q's for all after it
+    below, above = p.cumsum(dim=1) + tail_N[0], q.flip(1).cumsum(dim=1).flip(1) - q + tail_N[1]
+    possible = (p > 0) & (q > 0)
+    return torch.where(possible, 1.0 / (below / p + above / q), 0.0).sum(dim=1)
+
+
 def kl(p_NB: Float[Tensor, "N B"], logq_NB: Float[Tensor, "N B"]) -> Float[Tensor, "N"]:
     """KL(p ‖ q) in nats, p renormalised over what can be drafted; 0 where none of it can."""
     drafted_NB = logq_NB > -torch.inf

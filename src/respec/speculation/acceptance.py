@@ -90,18 +90,33 @@ class Acceptance:
         evidence.accepted[:s] += accepted
 
     def observe_shadow(
-        self, drafter: str, tested_D: Sequence[float], accepted_D: Sequence[float], weight: float, t: int = 1
+        self,
+        drafter: str,
+        tested_D: Sequence[float],
+        accepted_D: Sequence[float],
+        weight: float,
+        t: int = 1,
+        asked_D: Sequence[float] = (),
+        drafted_D: Sequence[float] = (),
+        parents_D: Sequence[float] = (),
     ) -> None:
-        """Evidence about an idle drafter: from replaying finished rollouts, or from the overlap Σ min(p, q) that its learner sees.
+        """Evidence about an idle drafter: from replaying finished rollouts, or from the laws that its learner sees.
 
-        `weight` turns replayed positions into sequences' worth of evidence: below 1 where replay flatters.
+        `weight` turns replayed positions into sequences' worth of evidence: below 1 where replay flatters, or is long. What was
+        believed goes at once where this contradicts it. Without the last three it says nothing about whether there are drafts.
         """
-        s = min(len(tested_D), self.depth)
-        tested, accepted = weight * _padded(tested_D, s), weight * _padded(accepted_D, s)
-        evidence = self._of(drafter, t)
-        evidence.counts *= math.exp(-tested[:1].sum() / self._sequences)
-        evidence.tested[:s] += tested
-        evidence.accepted[:s] += accepted
+        seen = np.stack([_padded(x, self.depth) for x in (asked_D, drafted_D, parents_D, tested_D, accepted_D)])
+        seen *= weight
+        _, _, parents, tested, accepted = seen
+        contradicted = _surprising(accepted, tested, self.accept(drafter, t)) or _surprising(
+            np.minimum(tested, parents), parents, self.available(drafter, t)
+        )
+        evidence, new = self._of(drafter, t), max(float(tested[0]), float(seen[0, 0]))
+        if contradicted:
+            evidence.counts *= SURPRISED_KEEP * min(1.0, new / max(evidence.tested[0], evidence.asked[0], new))
+        else:
+            evidence.counts *= math.exp(-new / self._sequences)
+        evidence.counts += seen
 
     def discount(self, keep: float, drafter: str | None = None) -> None:
         """Weights have been swapped: what was seen before counts `keep` as much, for one drafter or for all."""
@@ -171,9 +186,7 @@ class Acceptance:
         """Makes room for a round's counts; what is idle ages, and what the round contradicts goes."""
         for evidence in self._evidence.values():
             evidence.counts *= math.exp(-1.0 / self._idle)
-        a = self.accept(drafter, t)[: len(tested_D)]
-        chance = math.sqrt(float((tested_D * a * (1 - a)).sum()) + 1.0)
-        surprised = abs(float((accepted_D - tested_D * a).sum())) > SURPRISE * chance
+        surprised = _surprising(accepted_D, tested_D, self.accept(drafter, t)[: len(tested_D)])
         keep = SURPRISED_KEEP if surprised else math.exp(-max(tested_D[0] / self._sequences, 1.0 / self._rounds))
         self._of(drafter, t).counts *= keep
 
@@ -191,6 +204,12 @@ class Acceptance:
             above = (hits + self._strength * (above if math.isnan(prior) else prior)) / (trials + self._strength)
             values.append(min(max(above, 1e-6), 1.0))
         return np.array(values)
+
+
+def _surprising(hits_D: np.ndarray, trials_D: np.ndarray, chance_D: np.ndarray) -> bool:
+    """Whether the hits are further from their expectation than chance takes them."""
+    spread = math.sqrt(float((trials_D * chance_D * (1 - chance_D)).sum()) + 1.0)
+    return abs(float((hits_D - trials_D * chance_D).sum())) > SURPRISE * spread
 
 
 def _padded(values: Sequence[float], length: int) -> Float[np.ndarray, "D"]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from respec.errors import ConfigError
 from respec.speculation.acceptance import Acceptance
+from respec.speculation.choice import choose
 from respec.speculation.cost_model import CostModel
 from respec.speculation.decision import Decision, Kind, name_of
 from respec.speculation.guard import Guard
@@ -24,17 +26,18 @@ from respec.types import PLAIN, Load, Plan, RoundRecord, Version
 
 @dataclass(frozen=True)
 class _View:
-    """What the controller believed when it last looked: goodput and error of every plan, under one load."""
+    """What the controller believed when it last looked: goodput and error of every plan, seconds to start its drafter, under one load."""
 
     load: Load
     goodput_P: Float[np.ndarray, "P"]
     error_P: Float[np.ndarray, "P"]
+    start_P: Float[np.ndarray, "P"]
     promise: Forecast = field(repr=False)
 
 
 class Controller:
     """`plan` before every round, `observe` after it, `swap` when weights change. `plans` are those it may choose from; plain decoding
-    is added. `switch_s`: seconds it takes to start a drafter, by drafter. One controller serves one engine for as long as it lives.
+    is added. One controller serves one engine for as long as it lives.
 
     Raises ConfigError for plans it cannot weigh.
     """
@@ -45,7 +48,6 @@ class Controller:
         cost: CostModel,
         acceptance: Acceptance,
         largest: int = 64,
-        switch_s: Mapping[str, float] | None = None,
         settings: Settings = Settings(),
     ) -> None:
         self.plans = (PLAIN, *(plan for plan in dict.fromkeys(plans) if plan.n))
@@ -60,7 +62,6 @@ class Controller:
         self._cost = cost
         self._index = {plan: i for i, plan in enumerate(self.plans)}
         self._drafters = tuple(plan.drafter for plan in self.plans)
-        self._start_s = np.array([(switch_s or {}).get(name, 0.0) for name in self._drafters])
         self._residual = Residual(self.plans, largest, settings.spread, settings.memory, settings.noise)
         self._machine = MachineSpeed()
         self._guard = Guard(settings.dwell)
@@ -105,7 +106,7 @@ class Controller:
         if key != self._key or self._view is None:
             self._key, self._view = key, self._look(load)
         chosen = self._choose(self._view)
-        self._starts = self._drafters[chosen] != self._drafters[self._running] and self._start_s[chosen] > 0
+        self._starts = self._drafters[chosen] != self._drafters[self._running] and self._view.start_P[chosen] > 0
         self._running, self._load, self._shared = chosen, load, False
         self._used[self._drafters[chosen]] = self._round
         return self.plans[chosen]
@@ -162,6 +163,28 @@ class Controller:
             self.acceptance.discount(self.settings.swap_keep)
         self._version, self._key = version, ()
 
+    def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """What it has learned and how far it has come: plain values and arrays, for `restore`."""
+        numbers, arrays = self._residual.state()
+        return {
+            "plans": [asdict(plan) for plan in self.plans], "cost": self._cost.to_dict(), "acceptance": self.acceptance.to_dict(),
+            "residual": numbers, "machine": self._machine.state(), "guard": self._guard.state(), "used": self._used,
+            "rounds": [self._round, self._seen], "budgets": [asdict(self._budget), asdict(self._total)],
+        }, arrays  # fmt: skip
+
+    def restore(self, state: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bool:
+        """Takes over another's state, if it chose from the same plans; what it had learned of costs, if they were profiled alike."""
+        if state["plans"] != [asdict(plan) for plan in self.plans]:
+            return False
+        self.acceptance = Acceptance.from_dict(state["acceptance"])
+        self._used, (self._round, self._seen) = state["used"], state["rounds"]
+        self._budget, self._total = (Budget(**budget) for budget in state["budgets"])
+        if state["cost"] == self._cost.to_dict():
+            self._residual.restore(state["residual"], arrays)
+            self._machine.restore(state["machine"])
+            self._guard.restore(state["guard"])
+        return True
+
     def predict(self, load: Load) -> tuple[Candidate, ...]:
         """Every plan's goodput under this load, as the controller sees it now, best first. Costs of switching from the current plan included."""
         view = self._look(load)
@@ -172,9 +195,10 @@ class Controller:
         promise = forecast(load, self.plans, self.acceptance, self._cost)
         factor, error = self._residual.at(load.active)
         here = self._drafters[self._current]
-        start = np.array([0.0 if name == here else s for name, s in zip(self._drafters, self._start_s, strict=True)])
-        seconds = promise.seconds_P * self._machine.factor / factor + start / self.settings.dwell
-        return _View(load, promise.tokens_P / seconds, np.hypot(promise.error_P, error), promise)
+        start = self._machine.factor * self._cost.starts(load.active, load.context, self._drafters)
+        switch = start * np.array([name != here for name in self._drafters])
+        seconds = promise.seconds_P * self._machine.factor / factor + switch / self.settings.dwell
+        return _View(load, promise.tokens_P / seconds, np.hypot(promise.error_P, error), start, promise)
 
     def _promised(self, record: RoundRecord, index: int) -> tuple[Forecast, int]:
         """What the models alone promise for this round, and the plan's place in it. The last look serves where it was at this load; after
@@ -202,38 +226,18 @@ class Controller:
             self._decide("probe", view, hopeful, self._why_probe(view, hopeful))
             return hopeful
         if changed or not self._decisions:
-            self._decide(kind if self._decisions else "start", view, best, reason)
+            first = not self._decisions
+            self._decide("start" if first else kind, view, best, f"{reason}; {self._cost.trust}" if first else reason)
         elif self._running != best:
             self._decide("return", view, best, f"the probe is over: back to {name_of(self.plans[best])}")
         return best
 
     def _best(self, view: _View) -> tuple[int, Kind, str]:
         """The plan to run, outside of probing."""
-        settings, now, rate = self.settings, self._current, view.goodput_P
-        plain = float(rate[0])
         barred = np.array([self._guard.bars(name) for name in self._drafters])
-        if now and barred[now]:
-            return 0, "guard", self._guard.reason(name_of(self.plans[now]))
-        # law 5: nothing is run that is predicted slower than plain decoding; leaving it takes the margin
-        fit = (rate >= (1 + settings.margin) * plain) & ~barred
-        fit[now] |= bool(rate[now] >= plain)
-        fit[0] = True
-        score = np.where(fit, rate, -np.inf)
-        score[now] *= 1 + (settings.stick if now else 0.0)
-        best = int(np.argmax(score))
-        if now and not fit[now]:
-            gone = f"{name_of(self.plans[now])} is predicted at {rate[now]:.4g} tokens/s, plain decoding at {plain:.4g}"
-            return best, "switch" if best else "off", gone
-        if best == now or self._held < settings.dwell:
-            return now, "switch", f"nothing beats {name_of(self.plans[now])} ({rate[now]:.4g} tokens/s) by enough"
-        if not best:
-            return 0, "off", f"nothing beats plain decoding ({plain:.4g} tokens/s) by {settings.margin:.0%}"
-        gain = rate[best] / rate[now] - 1
-        return (
-            best,
-            "switch",
-            f"{name_of(self.plans[best])} is predicted at {rate[best]:.4g} tokens/s, {gain:.0%} more than {name_of(self.plans[now])}",
-        )
+        if self._current and barred[self._current]:
+            return 0, "guard", self._guard.reason(name_of(self.plans[self._current]))
+        return choose(self.plans, view.goodput_P, barred, self._current, self._held, self.settings)
 
     def _hopeful(self, view: _View, best: int) -> int | None:
         """The plan most worth a probe, if one is and the budget has room: what may beat the best, else a drafter long idle."""
@@ -253,7 +257,7 @@ class Controller:
 
     def _may_probe(self, view: _View, plan: int, rounds: int) -> bool:
         return self._budget.allows(
-            rounds * float(view.promise.tokens_P[plan] / view.goodput_P[plan]) + self._start_s[plan]
+            rounds * float(view.promise.tokens_P[plan] / view.goodput_P[plan]) + float(view.start_P[plan])
         )
 
     def _account(self, seconds: float) -> None:

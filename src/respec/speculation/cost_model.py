@@ -31,7 +31,10 @@ class CostError(RespecError):
 
 @dataclass(frozen=True)
 class CostSample:
-    """One measured round: `active` sequences, `rows` fed to the target (sequences plus drafted nodes), mean keys a sequence. Seconds."""
+    """One measured round: `active` sequences, `rows` fed to the target (sequences plus drafted nodes), mean keys a sequence. Seconds.
+
+    `start_s` is what a drafter's first round took longer than its later ones: it reads what it missed.
+    """
 
     active: int
     rows: int
@@ -41,6 +44,7 @@ class CostSample:
     draft_s: float = 0.0
     verify_s: float = 0.0
     overhead_s: float = 0.0
+    start_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class CostModel:
     """T(B, M, context, drafter, s) = verify + draft + overhead, in seconds. Made by `fit`, read by the solver.
 
     `knots` are the numbers of rows where the forward pass may bend. `draft` holds a, b, c, d of a + b·B + c·s + d·B·s for each
-    drafter. `held_out_error` is the median relative error of the whole round on samples left out of the fit. `correction` maps a drafter
+    drafter, `start` a, b of a + b·B·context, the seconds it takes to begin. `held_out_error` is the median relative error of the whole round on samples left out of the fit. `correction` maps a drafter
     and an octave of the batch to (mean log of measured over fitted, rounds of evidence); see `corrected`.
     """
 
@@ -58,6 +62,20 @@ class CostModel:
     draft: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     held_out_error: float = math.nan
     correction: Mapping[str, Mapping[int, tuple[float, float]]] = field(default_factory=dict)
+    start: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    @property
+    def trust(self) -> str:
+        """How far it is to be trusted, for a person."""
+        if math.isnan(self.held_out_error):
+            return "costs were fitted to too few samples to tell how well"
+        return f"costs are off by {self.held_out_error:.1%} (median, on samples left out of the fit)"
+
+    def starts(self, active: int, context: float, drafter_P: Sequence[str]) -> Float[np.ndarray, "P"]:
+        """Seconds that each drafter takes to begin in the middle of these sequences, once."""
+        none = (0.0, 0.0)
+        fixed, by_key = np.array([self.start.get(name, none) for name in drafter_P]).T
+        return fixed + by_key * active * context
 
     def fitted(
         self, active: int, rows_P: Float[np.ndarray, "P"], context: float, drafter_P: Sequence[str], s_P: np.ndarray
@@ -101,6 +119,7 @@ class CostModel:
             "verify": list(self.verify),
             "overhead": list(self.overhead),
             "draft": {name: list(weights) for name, weights in self.draft.items()},
+            "start": {name: list(weights) for name, weights in self.start.items()},
             "held_out_error": None if math.isnan(self.held_out_error) else self.held_out_error,
             "correction": {
                 name: {str(octave): list(value) for octave, value in by_octave.items()}
@@ -121,6 +140,7 @@ class CostModel:
                 name: {int(octave): (value[0], value[1]) for octave, value in by_octave.items()}
                 for name, by_octave in data["correction"].items()
             },
+            {name: tuple(weights) for name, weights in data["start"].items()},
         )
 
 
@@ -219,14 +239,18 @@ def _fit(samples: Sequence[CostSample]) -> CostModel:
         weights = features[chosen] / total[chosen, None], np.array(seconds)[chosen] / total[chosen]
         return tuple(map(float, nonnegative_least_squares(*weights)))
 
-    names = sorted({x.drafter for x in samples} - {"off"})
+    drafted = {
+        name: np.array([x.drafter == name for x in samples]) for name in sorted({x.drafter for x in samples} - {"off"})
+    }
     return CostModel(
         knots,
         solve(_verify_features(active, rows, context, knots), [x.verify_s for x in samples]),
         solve(_overhead_features(active, rows), [x.overhead_s for x in samples]),
         {
-            name: solve(_draft_features(active, s), [x.draft_s for x in samples], np.array([x.drafter == name for x in samples]))
-            for name in names
+            name: solve(_draft_features(active, s), [x.draft_s for x in samples], its) for name, its in drafted.items()
+        },
+        start={
+            name: solve(_start_features(active, context), [x.start_s for x in samples], its) for name, its in drafted.items()
         },
     )  # fmt: skip
 
@@ -244,6 +268,10 @@ def _overhead_features(active_N: np.ndarray, rows_N: np.ndarray) -> np.ndarray:
 
 def _draft_features(active_N: np.ndarray, s_N: np.ndarray) -> np.ndarray:
     return np.stack([np.ones_like(active_N), active_N, s_N, active_N * s_N], axis=1)
+
+
+def _start_features(active_N: np.ndarray, context_N: np.ndarray) -> np.ndarray:
+    return np.stack([np.ones_like(active_N), active_N * context_N], axis=1)
 
 
 def _octave(active: int) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 # A drafter is barred for so many dwells: long enough to measure plain decoding, which may have become slow itself.
 BAR = 4
@@ -55,6 +57,15 @@ class Guard:
             f"guard: {name} lately took {self._seconds:.3g} s where plain decoding would have taken {self._plain:.3g} s, "
             f"for more than {self._dwell} rounds; it is off"
         )
+
+    def state(self) -> dict[str, Any]:
+        """Who is barred until when, as plain values. Who was being watched is not kept: watching begins anew."""
+        return {"round": self._round, "bars": {name: list(bar) for name, bar in self._bars.items()}}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes over what `state` gave."""
+        self._round = state["round"]
+        self._bars = {name: (until, length) for name, (until, length) in state["bars"].items()}
 
     def _watch(self, drafter: str) -> None:
         self._drafter = drafter

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Mapping
+from typing import Any
 
 # What another program on the machine does to every plan alike; no plan is mistaken by so much. Less is left to what corrects them one by one.
 SHIFT = math.log(4.0)
@@ -35,3 +37,11 @@ class MachineSpeed:
         if len(self._off) >= ON_END:
             self._log += statistics.median(self._off)
             self._off = []
+
+    def state(self) -> dict[str, Any]:
+        """What was learned, as plain values."""
+        return {"log": self._log, "off": self._off}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes over what `state` gave."""
+        self._log, self._off = state["log"], list(state["off"])

@@ -1,4 +1,4 @@
-"""What a controller keeps of its probes: the seconds it may spend on them, and the one under way."""
+"""Probes of plans that are not believed best: how much time they may take, and the one under way."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def _sample(cell: Cell, records: Sequence[RoundRecord]) -> CostSample:
             *((r.draft_s, r.verify_s, r.overhead_s, r.context, r.active + r.drafted) for r in kept), strict=True
         )
     )
-    drafted = cell.drafter != "off"
-    return CostSample(
-        cell.batch, round(rows), context, cell.drafter, cell.s if drafted else 0, draft if drafted else 0.0, verify, overhead
-    )  # fmt: skip
+    if cell.drafter == "off":
+        return CostSample(cell.batch, round(rows), context, verify_s=verify, overhead_s=overhead)
+    start = max(0.0, whole[0].draft_s - draft)
+    return CostSample(cell.batch, round(rows), context, cell.drafter, cell.s, draft, verify, overhead, start)

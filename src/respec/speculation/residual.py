@@ -9,7 +9,7 @@ back to its prior (Ornstein-Uhlenbeck), so what has long been idle becomes uncer
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -73,6 +73,17 @@ class Residual:
         """Goes back towards the prior: `keep` of 1 forgets nothing."""
         self._mean *= keep
         self._cov += (1 - keep**2) * (self._prior - self._cov)
+
+    def state(self) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+        """What was learned: numbers and arrays, for `restore`."""
+        return {"rounds": self._rounds, "noise": self.noise}, {"mean": self._mean, "cov": self._cov}
+
+    def restore(self, numbers: Mapping[str, float], arrays: Mapping[str, np.ndarray]) -> None:
+        """Takes over what a field over the same plans and batches had learned; ValueError for another."""
+        if arrays["cov"].shape != self._cov.shape:
+            raise ValueError(f"a field of {arrays['cov'].shape} values is not one of {self._cov.shape}")
+        self._mean, self._cov = arrays["mean"].copy(), arrays["cov"].copy()
+        self._rounds, self.noise = int(numbers["rounds"]), float(numbers["noise"])
 
     def _place(self, active: int) -> tuple[int, float]:
         """The node below this batch size, and how far it is on the way to the next."""

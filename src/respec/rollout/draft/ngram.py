@@ -38,7 +38,7 @@ class NgramDrafter:
         self._tables: dict[int, _Table] = {}
 
     def propose(
-        self, requests: Sequence[Request], plan: Plan, limits: Sequence[int], context: DraftContext
+        self, requests: Sequence[Request], plan: Plan, limits: Sequence[int], context: DraftContext | None
     ) -> list[DraftTree]:
         return [
             DraftTree.chain(self._propose(request, min(plan.s, plan.n, limit)), Proposer.NGRAM)

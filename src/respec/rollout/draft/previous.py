@@ -36,7 +36,7 @@ class PreviousDrafter:
         self._equal: dict[int, int] = {}
 
     def propose(
-        self, requests: Sequence[Request], plan: Plan, limits: Sequence[int], context: DraftContext
+        self, requests: Sequence[Request], plan: Plan, limits: Sequence[int], context: DraftContext | None
     ) -> list[DraftTree]:
         trees = [
             DraftTree.chain(self._rest(request)[: min(plan.s, plan.n, limit)].tolist(), Proposer.PREVIOUS)

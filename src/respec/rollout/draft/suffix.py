@@ -177,7 +177,7 @@ class SuffixDrafter:
         self._finished: dict[int, list[list[int]]] = {}
 
     def propose(
-        self, requests: Sequence[Request], plan: Plan, limits: Sequence[int], context: DraftContext
+        self, requests: Sequence[Request], plan: Plan, limits: Sequence[int], context: DraftContext | None
     ) -> list[DraftTree]:
         # everybody's new tokens first, so that each draft sees all siblings as they stand
         places = [self._catch_up(request) for request in requests]

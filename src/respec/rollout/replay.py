@@ -1,0 +1,80 @@
+"""Replays finished rollouts as a look-up drafter would have drafted them: what an idle drafter is worth, without running the model.
+
+A look-up's draft is a function of tokens alone, and in `matching` the tokens are the same whoever drafts. So the counts are those that decoding
+with this drafter would have given, all samples of a group side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from respec.rollout.draft.ngram import NgramDrafter
+from respec.rollout.draft.previous import PreviousDrafter
+from respec.rollout.draft.suffix import SuffixDrafter
+from respec.rollout.request import Request
+from respec.types import Ask, Plan, Rollout
+
+LookUp = NgramDrafter | SuffixDrafter | PreviousDrafter
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Counts of sequences and rounds by depth. Made by `replay`, read by an acceptance estimate.
+
+    At depth d: asked to draft (the text goes that far), drafted; on the accepted path: could have gone on to d, had a node there, had it accepted.
+    """
+
+    asked_D: tuple[int, ...]
+    drafted_D: tuple[int, ...]
+    parents_D: tuple[int, ...]
+    tested_D: tuple[int, ...]
+    accepted_D: tuple[int, ...]
+
+
+def replay(drafter: LookUp, groups: Sequence[Sequence[Rollout]], depth: int, enough: Callable[[], bool]) -> Replayed:
+    """Chains of `depth` over the rollouts of these groups, one group after the other, until `enough` says so before a round.
+
+    The drafter must not have learned the rollouts yet, and have nothing in play; it is left so.
+    """
+    counts = np.zeros((5, depth), np.int64)
+    for group in groups:
+        _replay_group(drafter, group, Plan(drafter.name, depth, 1, depth), counts, enough)
+    drafter.drop()
+    return Replayed(*(tuple(row) for row in counts.tolist()))
+
+
+def _replay_group(
+    drafter: LookUp, group: Sequence[Rollout], plan: Plan, counts: np.ndarray, enough: Callable[[], bool]
+) -> None:
+    # a draft that reaches the length limit leaves the last place to the target's own token, as in decoding
+    playing = [(_beginning(r, len(group)), r.token_T.tolist(), len(r.token_T) - r.truncated) for r in group]
+    while playing and not enough():
+        limits = [min(plan.s, room - len(request.tokens)) for request, _, room in playing]
+        trees = drafter.propose([request for request, _, _ in playing], plan, limits, None)
+        for (request, text, _), limit, tree in zip(playing, limits, trees, strict=True):
+            ahead = text[len(request.tokens) :]
+            stood = _common(tree.token_n, ahead)
+            deep = len(tree.token_n)
+            for row, upto in enumerate((limit, deep, min(stood + 1, limit), min(stood + 1, deep), stood)):
+                counts[row, :upto] += 1
+            request.tokens += ahead[: stood + 1]
+            if stood + 1 >= len(ahead):
+                drafter.finish(request)
+        playing = [player for player in playing if len(player[0].tokens) < len(player[1])]
+
+
+def _beginning(rollout: Rollout, group: int) -> Request:
+    """The rollout's request before its first token."""
+    ask = Ask(rollout.prompt, rollout.stream, rollout.draw, group)
+    return Request(ask, rollout.sample, np.zeros(1, np.uint64), order=0)
+
+
+def _common(draft: Sequence[int], text: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    length = 0
+    while length < min(len(draft), len(text)) and draft[length] == text[length]:
+        length += 1
+    return length
