@@ -157,7 +157,9 @@ def test_sampling_and_plan_come_from_their_sections(least: Path) -> None:
 
 @pytest.mark.parametrize("drafter", ["auto", "off", "suffix", "ngram"])
 def test_mode_lossy_is_for_the_previous_drafter_alone(least: Path, drafter: str) -> None:
-    with pytest.raises(ConfigError, match=f"'previous' alone proposes, got drafter '{drafter}'; set speculation.drafter"):
+    with pytest.raises(
+        ConfigError, match=f"'previous' alone proposes, got drafter '{drafter}'; set speculation.drafter"
+    ):
         load_config(least, ("speculation.mode=lossy", f"speculation.drafter={drafter}"))
 
 

@@ -65,5 +65,5 @@ def test_damaged_ones_are_refused(make_config: Make, make_scored: Scored, how: s
         else:
             run.write_step(2, {}, [lossy(make_scored(1, 0, 6))])
             path.write_bytes(law_file(run.path, 2).read_bytes())
-        with pytest.raises(RunDirError, match="damaged.*remove it to go on"):
+        with pytest.raises(RunDirError, match=r"damaged.*remove it to go on"):
             run.read_rollouts(1)

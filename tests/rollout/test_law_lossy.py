@@ -134,7 +134,9 @@ def previous() -> PreviousDrafter:
     return PreviousDrafter(SuffixDrafter(1, 0.1, 10_000), 10_000)
 
 
-def engine(policy: Policy, batch: int = 16, mode: Mode = "lossy", dtype: str = "float32", factor: float = 1.3) -> Engine:
+def engine(
+    policy: Policy, batch: int = 16, mode: Mode = "lossy", dtype: str = "float32", factor: float = 1.3
+) -> Engine:
     return Engine(
         publish(policy, dtype, 0), policy.tokenizer, policy.eos_token_ids, 7, batch, drafters=[previous()], mode=mode,
         lenience=Lenience(factor, 16),
@@ -221,7 +223,10 @@ def test_what_comes_out_depends_neither_on_the_drafts_length_nor_on_the_batch(ma
     _, other = second_epoch(engine(policy, batch), near(policy, 0.3), s)
     assert equal(one, other)
     assert all(np.array_equal(a.weight_T, b.weight_T) for a, b in zip(one, other, strict=True))
-    assert all(np.array_equal(a.proposer_T == Proposer.PREVIOUS, b.proposer_T == Proposer.PREVIOUS) for a, b in zip(one, other, strict=True))
+    assert all(
+        np.array_equal(a.proposer_T == Proposer.PREVIOUS, b.proposer_T == Proposer.PREVIOUS)
+        for a, b in zip(one, other, strict=True)
+    )
 
 
 def test_the_more_lenient_the_more_is_kept(make_policy, near):

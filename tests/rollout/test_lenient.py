@@ -144,10 +144,10 @@ def test_with_a_bucket_the_weight_of_a_recorded_token_is_an_upper_bound(recorded
 
 
 def test_a_token_drawn_anew_has_a_finite_weight_however_little_was_lacking():
-    """q is all but p: r is what the one refused token lacks, and no rounding may make it nought."""
-    p = np.array([0.5, 0.3, 0.2, 0.0])
-    q = np.array([0.5 - 1e-6, 0.3, 0.2, 1e-6])
-    law = record(q, 3, 2)
+    """q is all but p, and has nothing of the last token: r is what the one refused token lacks, and no rounding may make it nought."""
+    p = np.array([0.5, 0.3, 0.199, 0.0, 0.001])
+    q = np.array([0.5, 0.3, 0.2 - 1e-6, 1e-6, 0.0])
+    law = record(q, 3, 5)
     assert not stands(p, law, 3, 1.5, 0.5)
-    for x in (0, 1, 2):
-        assert np.isfinite(weight_of(p, law, x, 1.5))
+    assert weight_of(p, law, 4, 1.5) == pytest.approx(1e6, rel=0.1)
+    assert all(weight_of(p, law, x, 1.5) == pytest.approx(1, rel=1e-2) for x in (0, 1, 2))

@@ -11,8 +11,8 @@ import pytest
 from respec.rollout.draft.previous import PreviousDrafter
 from respec.rollout.draft.protocol import DraftContext
 from respec.rollout.draft.suffix import SuffixDrafter
-from respec.rollout.request import Request
 from respec.rollout.lenient import record
+from respec.rollout.request import Request
 from respec.types import Ask, Mode, Plan, Prompt, Proposer, Rollout, Sampling, Stream
 
 NO_CACHE: Any = None  # neither drafter reads it

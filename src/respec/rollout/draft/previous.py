@@ -38,9 +38,7 @@ class Answer:
         if not followed or self.law_TK is None:
             return DraftTree.chain(tokens.tolist(), Proposer.PREVIOUS)
         places = slice(start, start + depth + 1)
-        return DraftTree.chain(
-            tokens.tolist(), Proposer.PREVIOUS, Followed(self.token_T[places], self.law_TK[places])
-        )
+        return DraftTree.chain(tokens.tolist(), Proposer.PREVIOUS, Followed(self.token_T[places], self.law_TK[places]))
 
 
 class PreviousDrafter:
