@@ -35,6 +35,7 @@ def test_laws_and_weights_come_back_bit_for_bit(make_config: Make, make_scored: 
         read = run.read_rollouts(1)
     for before, after in zip(scored, read, strict=True):
         one, other = before.rollout, after.rollout
+        assert one.weight_T is not None and one.law_TK is not None
         assert other.weight_T is not None and other.weight_T.tobytes() == one.weight_T.tobytes()
         assert other.law_TK is not None and other.law_TK.dtype == LAW and other.law_TK.tobytes() == one.law_TK.tobytes()
 

@@ -107,7 +107,7 @@ def test_in_lossy_mode_an_answer_with_laws_is_followed_to_the_place_after_the_dr
         assert tree.token_n == tuple(range(10 + start, 10 + start + depth)) and tree.followed is not None
         places = slice(start, start + depth + 1)
         assert np.array_equal(tree.followed.token_D, answer.token_T[places])
-        assert np.array_equal(tree.followed.law_DK, answer.law_TK[places])
+        assert answer.law_TK is not None and np.array_equal(tree.followed.law_DK, answer.law_TK[places])
     # where there is room for one token only, its place is followed all the same
     (tree,) = one.propose([request(0, 0, [])], PLAN, [0], context("lossy"))
     assert tree.token_n == () and tree.followed is not None and tree.followed.token_D.tolist() == [10]

@@ -14,9 +14,9 @@ from respec.report.records import StepMetrics
 def summarize(steps: Sequence[StepMetrics], planned: int, wall_s: float, run_dir: Path) -> dict[str, Any]:
     """Accuracy before and after, reward first and last, the time split, and the measured speedup of the rollouts.
 
-    `rollout_speedup` is the median over the compared steps of plain decoding's time over speculation's (the same rollouts, drawn
-    twice); None when nothing was compared. `tokens_identical` is None where the mode does not promise it. `policy_entropy` is the mean over those steps' tokens, or over all steps'. Step 0 is
-    the policy before RL. Shares of `time_split` leave the comparison out: it is measurement, not training.
+    `rollout_speedup` is the median over the compared steps of speculation's rate over plain decoding's (the same prompts, drawn
+    twice); None when nothing was compared, as `tokens_identical` is where the mode does not promise it. `policy_entropy` is the mean over
+    those steps' tokens, or over all steps'. Step 0 is the policy before RL. Shares of `time_split` leave the comparison out: it is measurement, not training.
     """
     rl = [record.metrics for record in steps if record.step > 0]
     compared = [metrics for metrics in rl if "time/compare_s" in metrics]

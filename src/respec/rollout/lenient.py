@@ -104,8 +104,8 @@ def stands(
     p: Float64[np.ndarray, "V"], law: Shaped[np.ndarray, "K"], token: int, lenience: float, accept: float
 ) -> bool:
     """Whether an old token stands, given a number in (0, 1). `law` is what was recorded with it, so it is in there."""
-    q = float(np.exp(law["logp"][law["token"] == token].astype(np.float64))[0])
-    return bool(accept < kept_probability(p[token], np.float64(q), lenience))
+    q_1 = np.exp(law["logp"][law["token"] == token].astype(np.float64))
+    return bool(accept < kept_probability(p[[token]], q_1, lenience)[0])
 
 
 def weight_of(p: Float64[np.ndarray, "V"], law: Shaped[np.ndarray, "K"], token: int, lenience: float) -> float:
