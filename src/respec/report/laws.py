@@ -48,8 +48,9 @@ def with_laws(run_dir: Path, step: int, rollouts: Sequence[ScoredRollout]) -> tu
         raise RunDirError(
             f"'{path}' is damaged ({error!r}); remove it to go on, without following that step's answers"
         ) from None
+    # copies, so that an answer that is kept does not keep its whole step
     parts = zip(rollouts, np.split(weight_N, ends[:-1]), np.split(law_NK, ends[:-1]), strict=True)
     return tuple(
-        dataclasses.replace(item, rollout=dataclasses.replace(item.rollout, weight_T=weight_T, law_TK=law_TK))
+        dataclasses.replace(item, rollout=dataclasses.replace(item.rollout, weight_T=weight_T, law_TK=law_TK.copy()))
         for item, weight_T, law_TK in parts
     )

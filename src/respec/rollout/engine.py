@@ -1,4 +1,4 @@
-"""The rollout engine: asks in, rollouts out, in canonical order; speculation changes how fast, never what."""
+"""The rollout engine: asks in, rollouts out, in canonical order; speculation changes how fast, never what (but in mode `lossy`)."""
 
 from __future__ import annotations
 
