@@ -45,11 +45,11 @@ def judged(
 ) -> Verdict:  # fmt: skip
     """The verifier on an answer `old` of as many places as `target` has rows, at given accept numbers and under one sequence's key."""
     request = Request(ASKED, 0, sequence_key(sequence, 0, 0, 0, 0), 0, slot=0)
-    law = np.stack([record(part, token, V) for part, token in zip(q, old, strict=True)])
+    law = record(np.stack(q), np.array(old, np.int32), V)
     tree = DraftTree.chain(old[:-1], Proposer.PREVIOUS, Followed(np.array(old, np.int32), law))
     flat = flatten([request], [tree])
     lanes = {int(token_key(request.key, np.array([t]), Lane.ACCEPT)[0]): number for t, number in enumerate(accepts)}
-    monkeypatch.setattr(verify, "uniform", lambda key, index: np.array([lanes[int(key[0])]]))
+    monkeypatch.setattr(verify, "uniform", lambda key, index: np.array([lanes[int(one)] for one in key]))
     (verdict,) = verify.verify([tree], flat, target, "lossy", sampling, Lenience(lenience, V))
     return verdict
 
@@ -70,13 +70,13 @@ def outcomes(
         if threshold > 0:
             verdict = at(threshold - 1e-6)
             assert verdict.draws.token.tolist() == [y] and verdict.kept == 1 and not verdict.path
-            yield y, y, True, q[y] * threshold, verdict.weight[0]
+            yield y, y, True, q[y] * threshold, verdict.weighed(0)[0]
         if threshold < 1:
             seen: dict[int, float] = {}
             for sequence in range(400):
                 verdict = at(threshold + 1e-6, sequence)
                 assert verdict.kept == 0
-                seen[int(verdict.draws.token[0])] = verdict.weight[0]
+                seen[int(verdict.draws.token[0])] = verdict.weighed(0)[0]
                 if set(seen) == set(np.flatnonzero(p)):
                     break
             assert set(seen) == set(np.flatnonzero(p))
@@ -116,8 +116,14 @@ def test_two_places_are_judged_each_by_its_own_number_and_the_second_only_if_the
             assert both.draws.token.tolist() == [y, z] and both.kept == 2 and both.path == (0,)
             if second < 1:
                 one = at(first - 1e-6, second + 1e-6)
-                assert one.draws.token[0] == y and one.kept == 1 and one.path == (0,) and len(one.weight) == 2
-                assert both.weight[0] == one.weight[0]
+                assert (
+                    one.draws.token[0] == y
+                    and one.kept == 1
+                    and one.path == (0,)
+                    and one.weight_T is not None
+                    and len(one.weight_T) == 2
+                )
+                assert both.weighed(0)[0] == one.weighed(0)[0]
             if first < 1:
                 none = at(first + 1e-6, second - 1e-6)
                 assert len(none.draws.token) == 1 and none.kept == 0 and none.path == ()
@@ -262,3 +268,28 @@ def test_in_the_other_modes_every_weight_is_one(make_policy, near, mode):
     assert all(r.weight_T is None and r.law_TK is None for r in second)
     batch = lay_out([r.prompt.token_ids for r in second], [r.token_T for r in second], 0.7)
     assert (batch.weight_C == 1).all()
+
+
+@pytest.mark.parametrize("sampling", [Sampling(24, 0.7), Sampling(24, 1.3, top_k=5), Sampling(24, 0.0)], ids=str)
+def test_the_laws_of_many_rows_are_those_of_each(sampling):
+    rows = torch.from_numpy(np.random.default_rng(0).normal(size=(7, 300)) * 3)
+    many = verify._laws(rows, np.array([4, 0, 6]), sampling)
+    for i, row in enumerate((4, 0, 6)):
+        one = process(rows[row].numpy(), sampling)
+        for name in ("logp", "p", "kept_logmass", "entropy"):
+            assert np.abs(getattr(many, name)[i] - getattr(one, name)).max() < 1e-12
+        alone = verify._laws(rows, np.array([row]), sampling)
+        assert np.array_equal(alone.p[0], many.p[i]) and np.array_equal(alone.logp[0], many.logp[i])
+
+
+def test_at_temperature_zero_an_answer_stands_where_it_is_the_argmax(make_policy, near):
+    policy, greedy = make_policy(), Sampling(24, 0.0)
+    running = engine(policy)
+    first, _ = running.rollout(asks(0), greedy, plan(4))
+    running.drafters["previous"].learn(first)
+    swap(running, near(policy, 0.1), "float32", version=1)
+    second, _ = running.rollout(asks(1), greedy, plan(4))
+    plain, _ = running.rollout(asks(1), greedy, PLAIN)
+    assert all(np.array_equal(a.token_T, b.token_T) for a, b in zip(second, plain, strict=True))
+    assert any((r.proposer_T == Proposer.PREVIOUS).any() for r in second)
+    assert all(np.abs(weights(r) - 1).max() < 1e-6 for r in second)

@@ -17,7 +17,7 @@ from respec.rollout.lenient import (
     refuse_lenience,
     stands,
     weight,
-    weight_of,
+    weights_of,
 )
 
 V = 4
@@ -103,6 +103,14 @@ def test_a_lenience_below_one_is_refused(lenience):
     refuse_lenience(1.0)
 
 
+def recorded(p: np.ndarray, token: int, count: int) -> np.ndarray:
+    return record(p[None], np.array([token], np.int32), count)[0]
+
+
+def weight_of(p: np.ndarray, law: np.ndarray, token: int, lenience: float) -> float:
+    return float(weights_of(p[None], law[None], np.array([token], np.int32), lenience)[0])
+
+
 def wide(seed: int, count: int) -> np.ndarray:
     return np.random.default_rng(seed).dirichlet(np.full(40, 0.2), size=count)
 
@@ -111,11 +119,11 @@ def test_a_record_holds_the_most_probable_tokens_and_the_one_that_came_out():
     (p,) = wide(0, 1)
     order = np.argsort(-p)
     for token in (order[0], order[4], order[20]):
-        law = record(p, int(token), 5)
+        law = recorded(p, int(token), 5)
         expected = [*order[:4], token if token == order[20] else order[4]]
         assert law["token"].tolist() == expected and np.allclose(law["logp"], np.log(p[expected]), rtol=1e-6)
-    assert len(record(p, 0, 999)) == 40
-    point = record(np.eye(40)[3], 3, 4)
+    assert len(recorded(p, 0, 999)) == 40
+    point = recorded(np.eye(40)[3], 3, 4)
     assert point["token"][0] == 3 and point["logp"].tolist() == [0.0, *[-np.inf] * 3]
 
 
@@ -123,16 +131,16 @@ def test_a_record_holds_the_most_probable_tokens_and_the_one_that_came_out():
 def test_the_weight_by_a_whole_record_is_the_weight(lenience):
     for p, q in zip(wide(1, 10), wide(2, 10), strict=True):
         exact = weight(p, q, lenience, redrawn_mass(p, q, lenience))
-        law = record(q, 0, 40)
+        law = recorded(q, 0, 40)
         assert np.allclose([weight_of(p, law, x, lenience) for x in range(40)], exact, rtol=1e-4)
 
 
-@pytest.mark.parametrize("recorded", [1, 3, 10])
+@pytest.mark.parametrize("count", [1, 3, 10])
 @pytest.mark.parametrize("lenience", LENIENCE)
-def test_with_a_bucket_the_weight_of_a_recorded_token_is_an_upper_bound(recorded, lenience):
+def test_with_a_bucket_the_weight_of_a_recorded_token_is_an_upper_bound(count, lenience):
     for p, q in zip(wide(3, 20), wide(4, 20), strict=True):
         exact = weight(p, q, lenience, redrawn_mass(p, q, lenience))
-        law = record(q, int(q.argmax()), recorded)
+        law = recorded(q, int(q.argmax()), count)
         found = np.array([weight_of(p, law, x, lenience) for x in range(40)])
         inside = law["token"]
         assert (found[inside] >= exact[inside] * (1 - 1e-5)).all()
@@ -147,7 +155,7 @@ def test_a_token_drawn_anew_has_a_finite_weight_however_little_was_lacking():
     """q is all but p, and has nothing of the last token: r is what the one refused token lacks, and no rounding may make it nought."""
     p = np.array([0.5, 0.3, 0.199, 0.0, 0.001])
     q = np.array([0.5, 0.3, 0.2 - 1e-6, 1e-6, 0.0])
-    law = record(q, 3, 5)
-    assert not stands(p, law, 3, 1.5, 0.5)
+    law = recorded(q, 3, 5)
+    assert not stands(p[None], law[None], np.array([3], np.int32), 1.5, np.array([0.5]))[0]
     assert weight_of(p, law, 4, 1.5) == pytest.approx(1e6, rel=0.1)
     assert all(weight_of(p, law, x, 1.5) == pytest.approx(1, rel=1e-2) for x in (0, 1, 2))

@@ -41,8 +41,8 @@ def request(
 
 def with_laws(rollout: Rollout) -> Rollout:
     """The rollout as mode lossy records it, every law flat."""
-    law_TK = np.stack([record(np.full(48, 1 / 48), int(token), 8) for token in rollout.token_T])
-    return dataclasses.replace(rollout, law_TK=law_TK)
+    flat = np.full((len(rollout.token_T), 48), 1 / 48)
+    return dataclasses.replace(rollout, law_TK=record(flat, rollout.token_T, 8))
 
 
 def test_the_old_answer_is_drafted_while_the_completion_equals_it(make_rollout):

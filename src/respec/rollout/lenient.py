@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64, Shaped
+from jaxtyping import Bool, Float64, Int32, Shaped
 
 from respec.errors import ConfigError
 from respec.types import LAW
@@ -63,12 +63,14 @@ def kept_probability(
     return np.minimum(1.0, lenience * p / q)
 
 
-def redrawn_mass(p: Float64[np.ndarray, "V"], q: Float64[np.ndarray, "V"], lenience: float) -> float:
+def redrawn_mass(
+    p: Float64[np.ndarray, "*N V"], q: Float64[np.ndarray, "*N V"], lenience: float
+) -> Float64[np.ndarray, "*N"]:
     """r = 1 - sum min(q, l p): how probable it is that the token is drawn anew. It needs both laws whole, not only the token's entries.
 
     Summed as what each token of q lacks, so that it is above 0 wherever a token can have been refused.
     """
-    return float(np.maximum(q - lenience * p, 0.0).sum())
+    return np.maximum(q - lenience * p, 0.0).sum(-1)
 
 
 def output_law(p: Float64[np.ndarray, "V"], q: Float64[np.ndarray, "V"], lenience: float) -> Float64[np.ndarray, "V"]:
@@ -77,7 +79,7 @@ def output_law(p: Float64[np.ndarray, "V"], q: Float64[np.ndarray, "V"], lenienc
 
 
 def weight(
-    p: Float64[np.ndarray, "*N"], q: Float64[np.ndarray, "*N"], lenience: float, redrawn: float
+    p: Float64[np.ndarray, "*N"], q: Float64[np.ndarray, "*N"], lenience: float, redrawn: Float64[np.ndarray, "*N"]
 ) -> Float64[np.ndarray, "*N"]:
     """p / output_law = 1 / (min(q / p, l) + r) of tokens that came out (p > 0), kept or drawn anew alike.
 
@@ -86,32 +88,46 @@ def weight(
     return 1.0 / (np.minimum(q / p, lenience) + redrawn)
 
 
-def record(p: Float64[np.ndarray, "V"], token: int, count: int) -> Shaped[np.ndarray, "K"]:
-    """The `count` most probable tokens of p, in dtype LAW; the token that came out takes the last place if it is not among them."""
-    count = min(count, len(p))
-    likely = np.argpartition(-p, count - 1)[:count]
-    likely = likely[np.lexsort((likely, -p[likely]))]
-    if token not in likely:
-        likely[-1] = token
-    law = np.empty(count, LAW)
+def record(p_RV: Float64[np.ndarray, "R V"], token_R: Int32[np.ndarray, "R"], count: int) -> Shaped[np.ndarray, "R K"]:
+    """The `count` most probable tokens of each row, in dtype LAW; a token that came out takes the last place if it is not among them."""
+    count = min(count, p_RV.shape[1])
+    likely = np.sort(np.argpartition(-p_RV, count - 1, axis=1)[:, :count], axis=1)
+    order = np.argsort(-np.take_along_axis(p_RV, likely, 1), axis=1, kind="stable")
+    likely = np.take_along_axis(likely, order, 1)
+    absent = (likely != token_R[:, None]).all(1)
+    likely[absent, -1] = token_R[absent]
+    law = np.empty(likely.shape, LAW)
     law["token"] = likely
     with np.errstate(divide="ignore"):
-        law["logp"] = np.log(p[likely])
+        law["logp"] = np.log(np.take_along_axis(p_RV, likely, 1))
     return law
 
 
 def stands(
-    p: Float64[np.ndarray, "V"], law: Shaped[np.ndarray, "K"], token: int, lenience: float, accept: float
-) -> bool:
-    """Whether an old token stands, given a number in (0, 1). `law` is what was recorded with it, so it is in there."""
-    q_1 = np.exp(law["logp"][law["token"] == token].astype(np.float64))
-    return bool(accept < kept_probability(p[[token]], q_1, lenience)[0])
+    p_RV: Float64[np.ndarray, "R V"],
+    law_RK: Shaped[np.ndarray, "R K"],
+    token_R: Int32[np.ndarray, "R"],
+    lenience: float,
+    accept_R: Float64[np.ndarray, "R"],
+) -> Bool[np.ndarray, "R"]:
+    """Whether each old token stands, given a number in (0, 1). `law_RK` was recorded with the tokens, which are in it."""
+    rows = np.arange(len(token_R))
+    q_R = np.exp(law_RK["logp"].astype(np.float64))[rows, (law_RK["token"] == token_R[:, None]).argmax(1)]
+    return accept_R < kept_probability(p_RV[rows, token_R], q_R, lenience)
 
 
-def weight_of(p: Float64[np.ndarray, "V"], law: Shaped[np.ndarray, "K"], token: int, lenience: float) -> float:
-    """The weight of a token that came out while an answer of this recorded law was followed."""
-    p_S, q_S = (
-        np.append(part, max(1.0 - part.sum(), LEAST)) for part in (p[law["token"]], np.exp(law["logp"].astype(np.float64)))
-    )  # fmt: skip
-    at = np.append(np.flatnonzero(law["token"] == token), -1)[0]
-    return float(weight(p_S[at], q_S[at], lenience, redrawn_mass(p_S, q_S, lenience)))
+def weights_of(
+    p_RV: Float64[np.ndarray, "R V"],
+    law_RK: Shaped[np.ndarray, "R K"],
+    token_R: Int32[np.ndarray, "R"],
+    lenience: float,
+) -> Float64[np.ndarray, "R"]:
+    """The weights of tokens that came out while answers of these recorded laws were followed."""
+    p_RS, q_RS = (
+        np.concatenate([part, np.maximum(1.0 - part.sum(1, keepdims=True), LEAST)], axis=1)
+        for part in (np.take_along_axis(p_RV, law_RK["token"], 1), np.exp(law_RK["logp"].astype(np.float64)))
+    )
+    here = law_RK["token"] == token_R[:, None]
+    # the bucket is the last
+    at = np.arange(len(token_R)), np.where(here.any(1), here.argmax(1), -1)
+    return weight(p_RS[at], q_RS[at], lenience, redrawn_mass(p_RS, q_RS, lenience))

@@ -14,15 +14,16 @@ comes out depends on the old answer, not on how many of its tokens are drafted a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Float64, Int32, Shaped
+import torch
+from jaxtyping import Float, Float64, Int32, Int64, Shaped
 from torch import Tensor
 
-from respec.rollout.lenient import Followed, Lenience, record, stands, weight_of
+from respec.rollout.lenient import Lenience, record, stands, weights_of
 from respec.rollout.randomness import Lane, token_key, uniform
-from respec.rollout.sampling import Draws, Processed, draw, process, race, refuse_non_finite
+from respec.rollout.sampling import Draws, Processed, draw, process, race, refuse_non_finite, truncates
 from respec.rollout.tree import ROOT, DraftTree, FlatTrees
 from respec.types import Mode, Sampling
 
@@ -38,12 +39,24 @@ class Verdict:
     path: tuple[int, ...]
     draws: Draws
     kept: int
-    weight: tuple[float, ...] = ()
-    law: tuple[Shaped[np.ndarray, "K"], ...] = ()
+    weight_T: Float64[np.ndarray, "T"] | None = None
+    law_TK: Shaped[np.ndarray, "T K"] | None = None
 
     def weighed(self, depth: int) -> tuple[float, Shaped[np.ndarray, "K"] | None]:
         """Weight and recorded law of one draw; 1 and none in the other modes."""
-        return (self.weight[depth], self.law[depth]) if self.law else (1.0, None)
+        if self.weight_T is None or self.law_TK is None:
+            return 1.0, None
+        return float(self.weight_T[depth]), self.law_TK[depth]
+
+
+@dataclass(frozen=True)
+class Laws:
+    """`sampling.Processed` of many rows."""
+
+    logp: Float64[np.ndarray, "R V"]
+    p: Float64[np.ndarray, "R V"]
+    kept_logmass: Float64[np.ndarray, "R"]
+    entropy: Float64[np.ndarray, "R"]
 
 
 def verify(
@@ -63,12 +76,7 @@ def verify(
     if mode != "lossy":
         return verdicts
     assert lenience is not None, "mode lossy comes with its lenience"
-    return [
-        _recorded(verdict, start, logits, sampling, lenience)
-        if tree.followed is None
-        else _follow(tree, tree.followed, draws, flat, start, logits, sampling, lenience)
-        for tree, verdict, start in zip(trees, verdicts, starts, strict=True)
-    ]
+    return _judge_leniently(trees, verdicts, draws, flat, logits, sampling, lenience)
 
 
 def matched_path(tree: DraftTree, drawn: Int32[np.ndarray, "n+1"]) -> tuple[int, ...]:
@@ -125,44 +133,74 @@ def _rows(start: int, path: Sequence[int]) -> list[int]:
     return [start, *(start + 1 + node for node in path)]
 
 
-def _recorded(
-    verdict: Verdict, start: int, logits: Float[Tensor, "M V"], sampling: Sampling, lenience: Lenience
-) -> Verdict:
-    """A verdict of `matching` with the laws that its tokens were drawn from."""
-    drawn = zip(_rows(start, verdict.path), verdict.draws.token, strict=True)
-    laws = tuple(record(_processed(logits, row, sampling).p, int(token), lenience.recorded) for row, token in drawn)
-    return replace(verdict, weight=(1.0,) * len(laws), law=laws)
-
-
-def _follow(
-    tree: DraftTree,
-    followed: Followed,
+def _judge_leniently(
+    trees: Sequence[DraftTree],
+    matched: Sequence[Verdict],
     draws: Draws,
     flat: FlatTrees,
-    start: int,
     logits: Float[Tensor, "M V"],
     sampling: Sampling,
     lenience: Lenience,
-) -> Verdict:
-    """The lenient rule at each place of an old answer, up to the first that is drawn anew (`draws` are the target's own) or past its end."""
-    parts, weights, laws = list[Draws](), list[float](), list[Shaped[np.ndarray, "K"]]()
-    kept = 0
-    for row in range(start, start + len(tree.token_n) + 1):
-        target, drawn, weight, goes_on = _processed(logits, row, sampling), draws.take([row]), 1.0, False
-        if kept < len(followed.token_D):
-            old, law, where = int(followed.token_D[kept]), followed.law_DK[kept], slice(row, row + 1)
-            accept = uniform(token_key(flat.key_M[where], flat.index_M[where], Lane.ACCEPT), np.zeros(1, np.uint64))
-            goes_on = stands(target.p, law, old, lenience.factor, float(accept[0]))
-            drawn = _drawn(target, old) if goes_on else drawn
-            weight = weight_of(target.p, law, int(drawn.token[0]), lenience.factor)
-        parts.append(drawn)
-        weights.append(weight)
-        laws.append(record(target.p, int(drawn.token[0]), lenience.recorded))
-        if not goes_on:
-            break
-        kept += 1
-    path = tuple(range(len(parts) - 1))
-    return Verdict(path, Draws.join(parts), kept, tuple(weights), tuple(laws))
+) -> list[Verdict]:
+    """Mode `lossy`: the lenient rule along the old answers, up to the first token drawn anew; elsewhere what `matched` says stands.
+
+    `draws` are the target's own, which is what is drawn anew. All places of the pass are looked at together.
+    """
+    rows_B = [
+        list(range(start, start + len(tree.token_n) + 1)) if tree.followed else _rows(start, verdict.path)
+        for tree, verdict, start in zip(trees, matched, flat.start_B.tolist(), strict=True)
+    ]
+    rows = np.array([row for part in rows_B for row in part])
+    end_B = np.cumsum([len(part) for part in rows_B])
+    laws, mine = _laws(logits, rows, sampling), draws.take(rows.tolist())
+    stood, weight = np.zeros(len(rows), bool), np.ones(len(rows))
+    answers = [
+        (end - len(part), tree.followed) for tree, part, end in zip(trees, rows_B, end_B, strict=True) if tree.followed
+    ]
+    if answers:
+        at = np.concatenate([first + np.arange(len(old.token_D)) for first, old in answers])
+        old = np.concatenate([answer.token_D for _, answer in answers])
+        q = np.concatenate([answer.law_DK for _, answer in answers])
+        accept = uniform(token_key(flat.key_M[rows[at]], flat.index_M[rows[at]], Lane.ACCEPT), np.zeros(1, np.uint64))
+        stood[at] = stands(laws.p[at], q, old, lenience.factor, accept)
+        mine = _with(mine, laws, at[stood[at]], old[stood[at]])
+        weight[at] = weights_of(laws.p[at], q, mine.token[at], lenience.factor)
+    recorded, verdicts = record(laws.p, mine.token, lenience.recorded), list[Verdict]()
+    for tree, verdict, part, end in zip(trees, matched, rows_B, end_B, strict=True):
+        path, kept = verdict.path, verdict.kept
+        if tree.followed:
+            kept = int(np.append(stood[end - len(part) : end], False).argmin())
+            path = tuple(range(min(kept, len(tree.token_n))))
+        its = np.arange(end - len(part), end)[: len(path) + 1]
+        verdicts.append(Verdict(path, mine.take(its.tolist()), kept, weight[its], recorded[its]))
+    return verdicts
+
+
+def _with(draws: Draws, laws: Laws, at: Int64[np.ndarray, "k"], token: Int32[np.ndarray, "k"]) -> Draws:
+    """The draws with other tokens in some places, and what the target says of those."""
+    changed = draws.take(range(len(draws.token)))
+    changed.token[at] = token
+    changed.logprob[at] = laws.logp[at, token]
+    changed.kept_logmass[at], changed.entropy[at] = laws.kept_logmass[at], laws.entropy[at]
+    return changed
+
+
+def _laws(logits: Float[Tensor, "M V"], rows: Int64[np.ndarray, "R"], sampling: Sampling) -> Laws:
+    """`process` for many rows; a row's bits do not depend on the others."""
+    logits_RV = logits[torch.from_numpy(rows)].double().cpu().numpy()
+    if truncates(sampling) or sampling.temperature == 0:
+        each = [process(row, sampling) for row in logits_RV]
+        return Laws(
+            *(np.stack([getattr(one, name) for one in each]) for name in ("logp", "p", "kept_logmass", "entropy"))
+        )
+    x_RV = logits_RV / sampling.temperature
+    shifted = x_RV - x_RV.max(1, keepdims=True)
+    p = np.exp(shifted)
+    total = p.sum(1, keepdims=True)
+    p /= total
+    logp = shifted - np.log(total)
+    entropy = -(p * np.where(p > 0, logp, 0.0)).sum(1)
+    return Laws(logp, p, np.zeros(len(rows)), entropy)
 
 
 def _reject(
@@ -182,7 +220,8 @@ def _reject(
         if not children:
             draws.append(draw(logits[where], token_key(flat.key_M[where], flat.index_M[where], Lane.TARGET), sampling))
             break
-        target = _processed(logits, row, sampling)
+        target = process(logits[row].double().cpu().numpy(), sampling)
+        refuse_non_finite(np.array([target.entropy]))
         key = token_key(flat.key_M[where], flat.index_M[where], Lane.ACCEPT)
         tokens = [tree.token_n[child] for child in children]
         accept = uniform(key, np.arange(len(children), dtype=np.uint64))
@@ -195,12 +234,6 @@ def _reject(
         at = children[stands]
         path.append(at)
     return Verdict(tuple(path), Draws.join(draws), len(path))
-
-
-def _processed(logits: Float[Tensor, "M V"], row: int, sampling: Sampling) -> Processed:
-    target = process(logits[row].double().cpu().numpy(), sampling)
-    refuse_non_finite(np.array([target.entropy]))
-    return target
 
 
 def _drawn(target: Processed, token: int) -> Draws:
