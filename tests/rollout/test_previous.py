@@ -102,14 +102,16 @@ def test_a_finished_request_leaves_nothing_behind(make_rollout, tokens):
 def test_in_lossy_mode_an_answer_with_laws_is_followed_to_the_place_after_the_draft(make_rollout):
     one, answer = drafter(), with_laws(make_rollout(0, range(10, 20)))
     one.learn([answer])
-    for start, depth in ((0, 4), (5, 4), (6, 4), (9, 1)):
-        (tree,) = one.propose([request(0, 0, list(range(10, 10 + start)))], PLAN, [9], context("lossy"))
+    shapes = ((0, 4), (5, 4), (6, 4), (9, 1))
+    asked = [request(0, 0, list(range(10, 10 + start))) for start, _ in shapes]
+    trees = one.propose(asked, PLAN, [9] * len(asked), context("lossy"))
+    for tree, (start, depth) in zip(trees, shapes, strict=True):
         assert tree.token_n == tuple(range(10 + start, 10 + start + depth)) and tree.followed is not None
         places = slice(start, start + depth + 1)
         assert np.array_equal(tree.followed.token_D, answer.token_T[places])
         assert answer.law_TK is not None and np.array_equal(tree.followed.law_DK, answer.law_TK[places])
     # where there is room for one token only, its place is followed all the same
-    (tree,) = one.propose([request(0, 0, [])], PLAN, [0], context("lossy"))
+    (tree,) = one.propose(asked[:1], PLAN, [0], context("lossy"))
     assert tree.token_n == () and tree.followed is not None and tree.followed.token_D.tolist() == [10]
 
 
