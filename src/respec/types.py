@@ -97,10 +97,7 @@ PLAIN = Plan()
 
 @dataclass(frozen=True)
 class Ask:
-    """One prompt to be sampled `group` times. Made by the loop, read by the engine.
-
-    `draw` counts how often this dataset row has been rolled out before in this stream: a second epoch is fresh.
-    """
+    """One prompt to be sampled `group` times; its row has been rolled out `draw` times before in this stream. Made by the loop, read by the engine."""
 
     prompt: Prompt
     stream: Stream

@@ -282,19 +282,15 @@ class Config(Room):
     report: ReportConfig = ReportConfig()
 
     @model_validator(mode="after")
-    def _has_a_head(self) -> Config:
-        if self.drafter.learn and "eagle" not in self.speculation.wanted:
-            raise ValueError(
-                "drafter.learn is on, but drafter 'eagle' is not among those of [speculation]; name it there"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _keeps_what_is_followed(self) -> Config:
+    def _fits_together(self) -> Config:
         if self.speculation.mode == "lossy" and (self.report.rollouts_per_step, self.report.rollout_every) != (0, 1):
             raise ValueError(
                 "speculation.mode 'lossy' reads old answers back from the run folder when a run is gone on with, got a [report] that keeps "
                 "some of them only; leave out report.rollouts_per_step and report.rollout_every"
+            )
+        if self.drafter.learn and "eagle" not in self.speculation.wanted:
+            raise ValueError(
+                "drafter.learn is on, but drafter 'eagle' is not among those of [speculation]; name it there"
             )
         return self
 

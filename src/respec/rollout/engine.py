@@ -53,8 +53,7 @@ class Engine:
         self._max_batch = max_batch
         self._chunk = prefill_chunk
         self._mode: Mode = mode
-        self._max_nodes = max_nodes
-        self._lenience = lenience
+        self._max_nodes, self._lenience = max_nodes, lenience
         self.drafters: Mapping[str, Drafter] = {drafter.name: drafter for drafter in drafters}
         self._readers = [drafter for drafter in drafters if isinstance(drafter, FeatureDrafter)]
         self._cache: KVCache | None = None
