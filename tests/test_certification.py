@@ -63,6 +63,8 @@ def test_the_engine_as_it_is_gets_its_certificate(folder):
     assert {("batch invariance", "decoder"), ("prefill = decode", "decoder"), ("rollback", "decoder")} <= passed
     for subject in ("plain decoding", *(f"rejection, {name}" for name in NAMES)):
         assert {(check, subject) for check in ("distribution", "first tokens", "log-probabilities")} <= passed
+    lossy = next(finding for finding in certificate.findings if finding.check == "mode lossy")
+    assert lossy.outcome == "unchecked" and "cannot be certified" in lossy.sentence
     assert len(said) > 10 and certificate.circumstances["threads"] == torch.get_num_threads()
 
 

@@ -155,6 +155,25 @@ def test_sampling_and_plan_come_from_their_sections(least: Path) -> None:
     assert load_config(least, ("speculation.drafter=off",)).speculation.plan() == PLAIN
 
 
+@pytest.mark.parametrize("drafter", ["auto", "off", "suffix", "ngram"])
+def test_mode_lossy_is_for_the_previous_drafter_alone(least: Path, drafter: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"'previous' alone proposes, got drafter '{drafter}'; set speculation.drafter"
+    ):
+        load_config(least, ("speculation.mode=lossy", f"speculation.drafter={drafter}"))
+
+
+def test_mode_lossy_has_a_lenience_of_at_least_one_and_keeps_all_rollouts(least: Path) -> None:
+    lossy = ("speculation.mode=lossy", "speculation.drafter=previous")
+    assert load_config(least, lossy).speculation.lenience == 1.3
+    with pytest.raises(ConfigError, match=r"speculation\.lenience: .*greater than or equal to 1 \(got 0\.9\)"):
+        load_config(least, (*lossy, "speculation.lenience=0.9"))
+    for thinned in ("report.rollouts_per_step=4", "report.rollout_every=2"):
+        with pytest.raises(ConfigError, match="keeps some of them only; leave out"):
+            load_config(least, (*lossy, thinned))
+        load_config(least, (thinned,))
+
+
 def test_what_is_written_down_reads_back_the_same(least: Path) -> None:
     config = load_config(least, ("run.dir=a/b", "warmup.save_to=m", "task.reward=[{ fn = 'math', fallback = 0.5 }]"))
     assert parse_config(config.model_dump(mode="json")) == config

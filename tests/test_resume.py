@@ -33,10 +33,10 @@ def run(folder: Path, *extra: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(folder, *extra), capture_output=True, text=True, timeout=240)
 
 
-def recorded(folder: Path) -> tuple[list[dict], dict[str, str]]:
+def recorded(folder: Path) -> tuple[list[dict], dict[str, bytes]]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     metrics = [{k: v for k, v in line.items() if k != "time" and not k.startswith(TIMINGS)} for line in lines]
-    tokens = {path.name: path.read_text() for path in sorted((folder / "rollouts").iterdir())}
+    tokens = {path.name: path.read_bytes() for path in sorted((folder / "rollouts").iterdir())}
     return metrics, tokens
 
 
@@ -48,21 +48,45 @@ def whole(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("at", [1, 3, 5])
-def test_killed_and_started_again_is_as_if_never_killed(whole, tmp_path, at):
-    folder = tmp_path / "run"
-    process = subprocess.Popen(command(folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def kill_and_go_on(folder: Path, at: int, *extra: str) -> None:
+    """Kills a run once step `at` is recorded, and starts it again."""
+    process = subprocess.Popen(command(folder, *extra), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     metrics = folder / "metrics.jsonl"
     deadline = time.monotonic() + 200
     while not (metrics.exists() and len(metrics.read_text().splitlines()) > at) and time.monotonic() < deadline:
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    again = run(folder)
+    again = run(folder, *extra)
     assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.parametrize("at", [1, 3, 5])
+def test_killed_and_started_again_is_as_if_never_killed(whole, tmp_path, at):
+    folder = tmp_path / "run"
+    kill_and_go_on(folder, at)
     assert recorded(folder) == recorded(whole)
     ours, theirs = (load_file(path / "checkpoints/000006/model.safetensors") for path in (folder, whole))
     assert all((ours[name] == theirs[name]).all() for name in theirs)
+
+
+LOSSY = ("speculation.drafter=previous", "speculation.mode=lossy", "speculation.recorded=8", "policy.lr=1e-3")
+
+
+def test_in_lossy_mode_old_answers_are_followed_after_a_resume_too(tmp_path):
+    """Two epochs and more: from step 3 on rows come a second time."""
+    whole, folder = tmp_path / "whole", tmp_path / "killed"
+    done = run(whole, *LOSSY)
+    assert done.returncode == 0, done.stderr
+    assert "speculation.mode is lossy" in done.stdout and "tokens identical" not in done.stdout
+    kill_and_go_on(folder, 5, *LOSSY)
+    ours, theirs = recorded(folder), recorded(whole)
+    assert ours == theirs
+    metrics = theirs[0][1:]
+    assert all("rollout/tokens_identical" not in line for line in metrics)
+    assert all(line["rollout/weight_mean"] == line["rollout/weight_max"] == 1 for line in metrics[:2])
+    assert all(line["rollout/weight_max"] > 1 and line["rollout/weight_mean"] > 0 for line in metrics[3:])
+    assert json.loads((whole / "summary.json").read_text())["tokens_identical"] is None
 
 
 def test_a_finished_run_stands_and_says_how_it_went(whole):

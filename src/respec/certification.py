@@ -243,6 +243,10 @@ def _unchecked(bench: Bench) -> Iterator[Finding]:
         reason = "not asked for, or (eagle, model) no head or small model was given"
         yield Finding("drafters", ", ".join(absent), "unchecked", reason)
     yield Finding(
+        "mode lossy", "speculation.mode", "unchecked",
+        "lossy by design: what follows an old answer has neither plain decoding's tokens nor their distribution; it cannot be certified",
+    )  # fmt: skip
+    yield Finding(
         "sampling", "top-k, top-p, min-p, stop strings", "unchecked", "all checks draw at temperature 1, untruncated"
     )
     yield Finding(

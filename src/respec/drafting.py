@@ -15,6 +15,7 @@ from respec.rollout.draft.previous import PreviousDrafter
 from respec.rollout.draft.protocol import Drafter
 from respec.rollout.draft.self_quant import SelfQuantDrafter
 from respec.rollout.draft.suffix import SuffixDrafter
+from respec.rollout.lenient import Lenience
 from respec.weights.publish import publish, publish_draft
 
 
@@ -24,6 +25,11 @@ def make_drafters(config: SpeculationConfig, policy: Policy, dtype: str, version
     Raises ModelError for a head or a model that does not fit the policy.
     """
     return tuple(MAKERS[name](config, policy, dtype, version) for name in config.wanted)
+
+
+def make_lenience(config: SpeculationConfig) -> Lenience | None:
+    """What the engine is given in mode `lossy`."""
+    return Lenience(config.lenience, config.recorded) if config.mode == "lossy" else None
 
 
 def _ngram(config: SpeculationConfig, policy: Policy, dtype: str, version: int) -> Drafter:

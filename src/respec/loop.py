@@ -43,7 +43,7 @@ from respec.stages import (
     keep_controller,
     learn_histories,
     remember,
-    short_of_rows,
+    to_know,
 )
 from respec.tasks.reward import RewardWorker
 from respec.tasks.task import Task, load_task
@@ -56,7 +56,7 @@ SHOWN_ROLLOUTS = 4
 
 @dataclass(frozen=True)
 class Generated:
-    """One step's rollouts, and what a comparison with plain decoding showed (None when there was none)."""
+    """One step's rollouts, and what a comparison with plain decoding showed (None when there was none, or none is promised to be equal)."""
 
     rollout_R: tuple[Rollout, ...]
     stats: RolloutStats
@@ -84,7 +84,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 "rollout.group_size: a group of one has nothing to be compared with; use 2 or more (got 1)"
             )
         with RewardWorker(task, config.task.reward) as reward:
-            for note in (*run.notes, *short_of_rows(config, task)):
+            for note in (*run.notes, *to_know(config, task)):
                 view.say(note)
             learner = PolicyLearner(policy, config.policy, config.run.steps, config.rollout.max_new_tokens)
             checkpoint = latest_checkpoint(run.path, view.say)
@@ -174,7 +174,7 @@ def _rollouts(stages: Stages, asks: Sequence[Ask], step: int) -> Generated:
         np.array_equal(a.token_T, b.token_T) and np.array_equal(a.logprob_T, b.logprob_T)
         for a, b in zip(rollouts, plain[0], strict=True)
     )
-    return Generated(rollouts, stats, plain[1], same)
+    return Generated(rollouts, stats, plain[1], same if config.speculation.mode == "matching" else None)
 
 
 def _metrics(
@@ -205,10 +205,14 @@ def _metrics(
         if parts:
             metrics[f"reward/part/{name}"] = np.mean(np.array(parts, float))
     if made.plain is not None:
-        metrics |= {
-            "rollout/speedup": made.plain.wall_s / stats.wall_s, "rollout/tokens_identical": float(made.identical or False),
-            "time/compare_s": made.plain.wall_s,
-        }  # fmt: skip
+        # by token: completions of the two modes that are not exact are of other lengths
+        ratio = stats.tokens_per_s / made.plain.tokens_per_s
+        metrics |= {"rollout/speedup": ratio, "time/compare_s": made.plain.wall_s}
+    if made.identical is not None:
+        metrics["rollout/tokens_identical"] = float(made.identical)
+    if weights := [rollout.weight_T for rollout in made.rollout_R if rollout.weight_T is not None]:
+        weight = np.concatenate(weights)
+        metrics |= {"rollout/weight_mean": weight.mean(), "rollout/weight_max": weight.max()}
     return {name: float(value) for name, value in metrics.items()}
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from respec.adaptive import make_planner
 from respec.config import Config
 from respec.drafter.agreement import Agreement
-from respec.drafting import make_drafters
+from respec.drafting import make_drafters, make_lenience
 from respec.models.load import Policy
 from respec.report.live import View
 from respec.report.run_dir import RunDir
@@ -66,6 +66,7 @@ def build(config: Config, policy: Policy, task: Task, reward: RewardWorker, view
     engine = Engine(
         decoder, policy.tokenizer, policy.eos_token_ids, config.run.seed,
         config.rollout.max_batch, config.rollout.prefill_chunk, drafters, config.speculation.mode,
+        lenience=make_lenience(config.speculation),
     )  # fmt: skip
     prompt = int(np.median([len(p.token_ids) for p in task.train])) if task.train else 32
     view.phase("profile")
@@ -170,10 +171,15 @@ def learn_histories(engine: Engine, rollouts: Sequence[Rollout]) -> None:
         drafter.learn(rollouts)
 
 
-def short_of_rows(config: Config, task: Task) -> list[str]:
-    """A line for the user where there are fewer held-out rows than were asked for."""
+def to_know(config: Config, task: Task) -> list[str]:
+    """Lines for the user: where there are fewer held-out rows than were asked for, and where rollouts are not the policy's own."""
     held, asked = len(task.held_out), config.task.eval_size
-    return [f"held out are {held} rows, not {asked}: there are no more to spare"] if held < asked else []
+    short = [f"held out are {held} rows, not {asked}: there are no more to spare"] if held < asked else []
+    lossy = (
+        f"speculation.mode is lossy (lenience {config.speculation.lenience}): completions that follow an old answer are not drawn as the policy "
+        "would; their tokens' losses are weighted for it, approximately"
+    )
+    return [*short, lossy] if config.speculation.mode == "lossy" else short
 
 
 def fallbacks(scored: Sequence[ScoredRollout]) -> str:

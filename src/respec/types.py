@@ -14,11 +14,12 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float32, Int, Int32, UInt8
+from jaxtyping import Bool, Float, Float32, Int, Int32, Shaped, UInt8
 
 Finish = Literal["eos", "stop", "length"]
-Mode = Literal["matching", "rejection"]
+Mode = Literal["matching", "rejection", "lossy"]
 Message = Mapping[str, str]
+LAW = np.dtype([("token", np.int32), ("logp", np.float32)])  # a distribution's likely tokens, in mode `lossy`
 
 
 class Stream(IntEnum):
@@ -96,10 +97,7 @@ PLAIN = Plan()
 
 @dataclass(frozen=True)
 class Ask:
-    """One prompt to be sampled `group` times. Made by the loop, read by the engine.
-
-    `draw` counts how often this dataset row has been rolled out before in this stream: a second epoch is fresh.
-    """
+    """One prompt to be sampled `group` times; its row has been rolled out `draw` times before in this stream. Made by the loop, read by the engine."""
 
     prompt: Prompt
     stream: Stream
@@ -115,7 +113,8 @@ class Rollout:
     recomputes; at temperature 0 that of temperature 1). `kept_logmass_T` is the log of the mass that top-k / top-p /
     min-p kept (0 without truncation): the log-probability actually sampled from is logprob - kept_logmass. `entropy_T` is that
     of the untruncated distribution, in nats. `version_T` is the policy's update counter, `proposer_T` a `Proposer`, `round_T`
-    the engine's decode round. EOS, when drawn, is the last token.
+    the engine's decode round. EOS, when drawn, is the last token. Only in mode `lossy`: `weight_T` multiplies a token's loss (None: 1
+    everywhere), `law_TK` (dtype LAW) has the target's most probable tokens at its place, the token itself among them.
     """
 
     prompt: Prompt
@@ -131,6 +130,8 @@ class Rollout:
     round_T: Int32[np.ndarray, "T"]
     text: str
     finish: Finish
+    weight_T: Float32[np.ndarray, "T"] | None = None
+    law_TK: Shaped[np.ndarray, "T K"] | None = None
 
     @property
     def truncated(self) -> bool:
@@ -241,7 +242,7 @@ class Batch:
     N tokens of S sequences; C of them are completion tokens. `predict_C[i]` is the index in 0..N-1 of the token whose
     hidden state predicts completion token i; `sequence_C[i]` says which of the S sequences it belongs to. Log-probabilities are
     named after three policies, always: `rollout` (what sampled, truncation included), `old` (before the step), and the one being
-    trained, `theta`, which the learner computes.
+    trained, `theta`, which the learner computes. `weight_C` multiplies each token's loss.
     """
 
     token_N: Int[torch.Tensor, "N"]
@@ -253,6 +254,7 @@ class Batch:
     advantage_C: Float[torch.Tensor, "C"]
     rollout_logprob_C: Float[torch.Tensor, "C"]
     kept_logmass_C: Float[torch.Tensor, "C"]
+    weight_C: Float[torch.Tensor, "C"]
     temperature: float
     truncated_S: Bool[torch.Tensor, "S"]
 

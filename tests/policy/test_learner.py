@@ -68,6 +68,47 @@ def test_accumulation_does_not_change_the_update(make_policy, make_samples, algo
             torch.testing.assert_close(value, results[0][1][name], rtol=0, atol=1e-9)
 
 
+def weighed(samples: tuple[Sample, ...], weight: Callable[[int, int], np.ndarray | None]) -> tuple[Sample, ...]:
+    """The samples with weights: of sample i, of so many tokens."""
+
+    def one(i: int, sample: Sample) -> Sample:
+        rollout = dataclasses.replace(sample.scored.rollout, weight_T=weight(i, len(sample.advantage_T)))
+        return dataclasses.replace(sample, scored=dataclasses.replace(sample.scored, rollout=rollout))
+
+    return tuple(one(i, sample) for i, sample in enumerate(samples))
+
+
+def test_weights_of_one_leave_the_update_bit_for_bit(make_policy, make_samples) -> None:
+    plain, ones = make_policy(), make_policy()
+    config = PolicyConfig(lr=0.01, epochs=2, minibatches=2)
+    PolicyLearner(plain, config, 10).update(make_samples(ADVANTAGES), 1.0)
+    PolicyLearner(ones, config, 10).update(
+        weighed(make_samples(ADVANTAGES), lambda i, length: np.ones(length, np.float32)), 1.0
+    )
+    assert same(weights(plain), weights(ones))
+
+
+def test_a_tokens_weight_multiplies_what_it_adds_to_the_gradient(make_policy, make_samples) -> None:
+    """Against the gradient by hand: weighted by powers of two, so that only the order of adding differs."""
+    samples = make_samples(ADVANTAGES)
+
+    def weight(i: int, length: int) -> np.ndarray:
+        return (2.0 ** ((np.arange(length) + i) % 4)).astype(np.float32)
+
+    policy, other = make_policy(), make_policy()
+    config = PolicyConfig(lr=0.01, aggregation="token_mean", grad_clip=1e9)
+    stats = PolicyLearner(policy, config, 10).update(weighed(samples, weight), 1.0)
+    total = torch.zeros((), dtype=torch.float64)
+    for i, sample in enumerate(samples):
+        (batch,) = pack([sample], 999, 1.0)
+        logprob_C, _ = token_logprobs(other.model, batch, 999)
+        weight_C = torch.from_numpy(weight(i, len(logprob_C)).astype(np.float64))
+        total = total - float(sample.advantage_T[0]) * (weight_C * logprob_C).sum()
+    (total / sum(len(s.advantage_T) for s in samples)).backward()
+    norm = torch.nn.utils.clip_grad_norm_(other.model.parameters(), 1e9)
+    assert stats.grad_norm == pytest.approx(norm.item(), rel=1e-9)
+
+
 def test_law_6_equal_rewards_leave_the_weights_bit_for_bit(make_policy, make_samples) -> None:
     policy = make_policy()
     learner = PolicyLearner(policy, PolicyConfig(lr=0.1, weight_decay=0.1, minibatches=2, epochs=2), 10)

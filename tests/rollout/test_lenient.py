@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from respec.errors import ConfigError
-from respec.rollout.lenient import kept_probability, output_law, redrawn_mass, refuse_lenience, weight
+from respec.rollout.lenient import (
+    Lenience,
+    kept_probability,
+    output_law,
+    record,
+    redrawn_mass,
+    refuse_lenience,
+    stands,
+    weight,
+    weights_of,
+)
 
 V = 4
 LENIENCE = (1.0, 1.5, 10.0, np.inf)
@@ -88,4 +98,64 @@ def test_for_a_draft_that_has_moved_the_policy_the_weight_is_not_exact():
 def test_a_lenience_below_one_is_refused(lenience):
     with pytest.raises(ConfigError, match="at least 1"):
         refuse_lenience(lenience)
+    with pytest.raises(ConfigError, match="at least 1"):
+        Lenience(lenience, 64)
     refuse_lenience(1.0)
+
+
+def recorded(p: np.ndarray, token: int, count: int) -> np.ndarray:
+    return record(p[None], np.array([token], np.int32), count)[0]
+
+
+def weight_of(p: np.ndarray, law: np.ndarray, token: int, lenience: float) -> float:
+    return float(weights_of(p[None], law[None], np.array([token], np.int32), lenience)[0])
+
+
+def wide(seed: int, count: int) -> np.ndarray:
+    return np.random.default_rng(seed).dirichlet(np.full(40, 0.2), size=count)
+
+
+def test_a_record_holds_the_most_probable_tokens_and_the_one_that_came_out():
+    (p,) = wide(0, 1)
+    order = np.argsort(-p)
+    for token in (order[0], order[4], order[20]):
+        law = recorded(p, int(token), 5)
+        expected = [*order[:4], token if token == order[20] else order[4]]
+        assert law["token"].tolist() == expected and np.allclose(law["logp"], np.log(p[expected]), rtol=1e-6)
+    assert len(recorded(p, 0, 999)) == 40
+    point = recorded(np.eye(40)[3], 3, 4)
+    assert point["token"][0] == 3 and point["logp"].tolist() == [0.0, *[-np.inf] * 3]
+
+
+@pytest.mark.parametrize("lenience", LENIENCE)
+def test_the_weight_by_a_whole_record_is_the_weight(lenience):
+    for p, q in zip(wide(1, 10), wide(2, 10), strict=True):
+        exact = weight(p, q, lenience, redrawn_mass(p, q, lenience))
+        law = recorded(q, 0, 40)
+        assert np.allclose([weight_of(p, law, x, lenience) for x in range(40)], exact, rtol=1e-4)
+
+
+@pytest.mark.parametrize("count", [1, 3, 10])
+@pytest.mark.parametrize("lenience", LENIENCE)
+def test_with_a_bucket_the_weight_of_a_recorded_token_is_an_upper_bound(count, lenience):
+    for p, q in zip(wide(3, 20), wide(4, 20), strict=True):
+        exact = weight(p, q, lenience, redrawn_mass(p, q, lenience))
+        law = recorded(q, int(q.argmax()), count)
+        found = np.array([weight_of(p, law, x, lenience) for x in range(40)])
+        inside = law["token"]
+        assert (found[inside] >= exact[inside] * (1 - 1e-5)).all()
+        outside = np.setdiff1d(np.arange(40), inside)
+        assert np.ptp(found[outside]) == 0
+        # so merged, the law still adds up to 1
+        merged = (p[inside] / found[inside]).sum() + p[outside].sum() / found[outside[0]]
+        assert abs(merged - 1) < 1e-5
+
+
+def test_a_token_drawn_anew_has_a_finite_weight_however_little_was_lacking():
+    """q is all but p, and has nothing of the last token: r is what the one refused token lacks, and no rounding may make it nought."""
+    p = np.array([0.5, 0.3, 0.199, 0.0, 0.001])
+    q = np.array([0.5, 0.3, 0.2 - 1e-6, 1e-6, 0.0])
+    law = recorded(q, 3, 5)
+    assert not stands(p[None], law[None], np.array([3], np.int32), 1.5, np.array([0.5]))[0]
+    assert weight_of(p, law, 4, 1.5) == pytest.approx(1e6, rel=0.1)
+    assert all(weight_of(p, law, x, 1.5) == pytest.approx(1, rel=1e-2) for x in (0, 1, 2))

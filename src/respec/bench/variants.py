@@ -70,6 +70,11 @@ def _variant(
     except ValueError as error:
         reason = str(error).splitlines()[2].strip() if "validation error" in str(error) else ""
         raise ConfigError(f"'{name}' cannot be measured: {reason or 'it is no variant'}; write {FORM}") from error
+    if config.mode == "lossy":
+        raise ConfigError(
+            f"'{name}' cannot be measured in mode lossy: it follows answers of its own earlier epochs; set speculation.mode to matching or "
+            "rejection, or compare in a run, by run.compare_plain_every"
+        )
     if drafter == "auto":
         living = controller(config)
         plan: Callable[[], Plan | Planner] = lambda: living  # noqa: E731

@@ -231,7 +231,8 @@ def _closing(summary: dict[str, Any]) -> None:
     table.add_row("time in all", f"{summary['wall_s']:.0f} s")
     if summary["rollout_speedup"] is not None:
         table.add_row("rollout speedup", f"{summary['rollout_speedup']:.2f}x against plain decoding")
-        table.add_row("tokens identical", "yes" if summary["tokens_identical"] else "NO")
+        if summary["tokens_identical"] is not None:
+            table.add_row("tokens identical", "yes" if summary["tokens_identical"] else "NO")
     if summary["policy_entropy"] is not None:
         table.add_row("policy entropy", f"{summary['policy_entropy']:.3f} nats/token")
     Console().print(table)

@@ -143,8 +143,11 @@ class SpeculationConfig(Room):
     )
     mode: Mode = Field(
         default="matching",
-        description="matching: the tokens of plain decoding; rejection: their distribution (under auto the tokens then depend on timing)",
+        description="matching: the tokens of plain decoding; rejection: their distribution (under auto the tokens then depend on timing); "
+        "lossy: neither, old answers of drafter 'previous' are kept leniently",
     )
+    lenience: float = Field(default=1.3, ge=1, description="lossy: an old token is kept with min(1, lenience * p / q)")
+    recorded: int = Field(default=64, ge=1, description="lossy: tokens of q kept at every place, 8 bytes each")
     s: int = Field(default=8, ge=1, le=64, description="longest draft")
     t: int = Field(default=1, ge=1, le=64, description="branches of a draft at a token; 1 is a chain")
     n: int = Field(default=0, ge=0, le=64, description="drafted tokens in all; 0 takes s")
@@ -169,6 +172,11 @@ class SpeculationConfig(Room):
             )
         if "model" in self.wanted and not self.draft_model:
             raise ValueError("drafter 'model' needs speculation.draft_model, a small model with the policy's tokenizer")
+        if self.mode == "lossy" and self.drafter != "previous":
+            raise ValueError(
+                f"mode 'lossy' follows old answers, which drafter 'previous' alone proposes, got drafter '{self.drafter}'; set "
+                "speculation.drafter = 'previous', or speculation.mode to 'matching' or 'rejection'"
+            )
         return self
 
     @property
@@ -274,7 +282,12 @@ class Config(Room):
     report: ReportConfig = ReportConfig()
 
     @model_validator(mode="after")
-    def _has_a_head(self) -> Config:
+    def _fits_together(self) -> Config:
+        if self.speculation.mode == "lossy" and (self.report.rollouts_per_step, self.report.rollout_every) != (0, 1):
+            raise ValueError(
+                "speculation.mode 'lossy' reads old answers back from the run folder when a run is gone on with, got a [report] that keeps "
+                "some of them only; leave out report.rollouts_per_step and report.rollout_every"
+            )
         if self.drafter.learn and "eagle" not in self.speculation.wanted:
             raise ValueError(
                 "drafter.learn is on, but drafter 'eagle' is not among those of [speculation]; name it there"

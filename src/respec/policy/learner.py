@@ -224,6 +224,8 @@ class PolicyLearner:
             rollout_C = batch.rollout_logprob_C.to(theta_C)
             correct = CORRECTIONS[self._algorithm.correction]
             weight_C = weight_C * correct(old_C, rollout_C, batch.sequence_C, self._bounds)
+            # 1 but for tokens that followed an old answer in mode `lossy`
+            weight_C = weight_C * batch.weight_C.to(theta_C)
             loss = (weight_C * terms.loss_C).sum()
         if not torch.isfinite(loss):
             raise NonFiniteError(

@@ -43,9 +43,10 @@ def lay_out(
     advantage: Sequence[np.ndarray] = (),
     rollout_logprob: Sequence[np.ndarray] = (),
     kept_logmass: Sequence[np.ndarray] = (),
+    weight: Sequence[np.ndarray] = (),
     truncated: Sequence[bool] = (),
 ) -> Batch:
-    """One batch of the sequences prompt + completion, in the order given; the numbers per completion token default to zero."""
+    """One batch of the sequences prompt + completion, in the order given; weights default to one, other numbers per completion token to zero."""
     prompt_S = np.array([len(prompt) for prompt in prompts])
     completion_S = np.array([len(completion) for completion in completions])
     start = np.concatenate([[0], np.cumsum(prompt_S + completion_S)])
@@ -55,8 +56,8 @@ def lay_out(
     completion_index = np.concatenate([np.arange(a, b) for a, b in zip(first_S, start[1:], strict=True)])
     position = np.arange(len(token)) - np.repeat(start[:-1], prompt_S + completion_S)
 
-    def per_token(parts: Sequence[np.ndarray]) -> torch.Tensor:
-        flat = np.concatenate(parts) if len(parts) else np.zeros(len(completion_index))
+    def per_token(parts: Sequence[np.ndarray], default: float = 0.0) -> torch.Tensor:
+        flat = np.concatenate(parts) if len(parts) else np.full(len(completion_index), default)
         return torch.from_numpy(flat.astype(np.float32))
 
     return Batch(
@@ -69,6 +70,7 @@ def lay_out(
         advantage_C=per_token(advantage),
         rollout_logprob_C=per_token(rollout_logprob),
         kept_logmass_C=per_token(kept_logmass),
+        weight_C=per_token(weight, 1.0),
         temperature=temperature,
         truncated_S=torch.tensor(truncated or [False] * len(prompt_S)),
     )
@@ -93,5 +95,6 @@ def _lay_out(samples: Sequence[Sample], temperature: float) -> Batch:
         advantage=[sample.advantage_T for sample in samples],
         rollout_logprob=[rollout.logprob_T - rollout.kept_logmass_T for rollout in rollouts],
         kept_logmass=[rollout.kept_logmass_T for rollout in rollouts],
+        weight=[np.ones(len(r.token_T)) if r.weight_T is None else r.weight_T for r in rollouts],
         truncated=[rollout.truncated for rollout in rollouts],
     )

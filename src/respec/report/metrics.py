@@ -48,8 +48,14 @@ METRICS: dict[str, Metric] = {
     ),
     "rollout/draft_acceptance": Metric("share", "ratio of sums", "drafted tokens that were accepted"),
     "rollout/entropy": Metric("nats", "mean over tokens", "entropy of the sampled distribution, untruncated"),
-    "rollout/speedup": Metric("x", "ratio of times", "plain decoding's time over speculation's, same rollouts"),
-    "rollout/tokens_identical": Metric("yes/no", "all rollouts", "1 when plain decoding gave the very same tokens"),
+    "rollout/speedup": Metric(
+        "x", "ratio of times", "tokens/s of the rollouts over plain decoding's of the same prompts"
+    ),
+    "rollout/tokens_identical": Metric(
+        "yes/no", "all rollouts", "matching: 1 when plain decoding gave the very same tokens"
+    ),
+    "rollout/weight_mean": Metric("weight", "mean over tokens", "mode lossy: what tokens' losses are multiplied by"),
+    "rollout/weight_max": Metric("weight", "maximum over tokens", "mode lossy: what a token's loss is multiplied by"),
     "rollout/tokens": Metric("tokens", "count", "completion tokens generated in this step"),
     "rollout/prompt_tokens": Metric("tokens", "count", "prompt tokens prefilled in this step"),
     "rollout/rounds": Metric("rounds", "count", "decode rounds of this step"),

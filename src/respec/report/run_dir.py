@@ -16,7 +16,7 @@ import tomli_w
 
 from respec.config import Config, parse_config
 from respec.errors import ConfigError, RunDirError
-from respec.report import events, lock, records
+from respec.report import events, laws, lock, records
 from respec.report.events import EVENTS, Events
 from respec.report.provenance import provenance, usable_cores
 from respec.report.records import DECISIONS, METRICS_FILE, ROLLOUTS, ROUNDS, StepMetrics, write_atomic
@@ -108,6 +108,7 @@ class RunDir:
         report = self.config.report
         if rollouts and step % report.rollout_every == 0:
             kept = rollouts[: report.rollouts_per_step or len(rollouts)]
+            laws.write_laws(self.path, step, kept)
             records.write_rollouts(self.path, step, kept, pieces)
         if rounds:
             records.write_rounds(self.path, step, rounds)
@@ -137,6 +138,7 @@ class RunDir:
             for recorded in records.recorded_steps(self.path, folder):
                 if recorded > step:
                     records.step_file(self.path, folder, recorded).unlink()
+                    laws.law_file(self.path, recorded).unlink(missing_ok=True)
             for leftover in (self.path / folder).glob(".*.tmp"):
                 leftover.unlink()
         if len(steps) < len(recorded_steps):
@@ -150,8 +152,8 @@ class RunDir:
         return records.read_metrics(self.path)
 
     def read_rollouts(self, step: int) -> tuple[ScoredRollout, ...]:
-        """A step's recorded rollouts: see `records.read_rollouts`."""
-        return records.read_rollouts(self.path, step)
+        """A step's recorded rollouts: see `records.read_rollouts`; with what mode `lossy` records beside them."""
+        return laws.with_laws(self.path, step, records.read_rollouts(self.path, step))
 
     def rollout_steps(self) -> tuple[int, ...]:
         """The steps whose rollouts were recorded, ascending."""

@@ -14,12 +14,13 @@ from respec.report.records import StepMetrics
 def summarize(steps: Sequence[StepMetrics], planned: int, wall_s: float, run_dir: Path) -> dict[str, Any]:
     """Accuracy before and after, reward first and last, the time split, and the measured speedup of the rollouts.
 
-    `rollout_speedup` is the median over the compared steps of plain decoding's time over speculation's (the same rollouts, drawn
-    twice); None when nothing was compared. `policy_entropy` is the mean over those steps' tokens, or over all steps'. Step 0 is
-    the policy before RL. Shares of `time_split` leave the comparison out: it is measurement, not training.
+    `rollout_speedup` is the median over the compared steps of speculation's rate over plain decoding's (the same prompts, drawn
+    twice); None when nothing was compared, as `tokens_identical` is where the mode does not promise it. `policy_entropy` is the mean over
+    those steps' tokens, or over all steps'. Step 0 is the policy before RL. Shares of `time_split` leave the comparison out: it is measurement, not training.
     """
     rl = [record.metrics for record in steps if record.step > 0]
     compared = [metrics for metrics in rl if "time/compare_s" in metrics]
+    identical = [m["rollout/tokens_identical"] == 1 for m in compared if "rollout/tokens_identical" in m]
     accuracy = [(record.step, record.metrics) for record in steps if "eval/accuracy" in record.metrics]
     before = accuracy[0][1] if accuracy and accuracy[0][0] == 0 else None
     after = accuracy[-1][1] if accuracy and accuracy[-1][0] > 0 else None
@@ -37,7 +38,7 @@ def summarize(steps: Sequence[StepMetrics], planned: int, wall_s: float, run_dir
         "reward_last": last.get("reward/mean"),
         "rollout_speedup": float(np.median([metrics["rollout/speedup"] for metrics in compared])) if compared else None,
         "rollout_speedup_steps": [metrics["rollout/speedup"] for metrics in compared],
-        "tokens_identical": all(metrics["rollout/tokens_identical"] == 1 for metrics in compared) if compared else None,
+        "tokens_identical": all(identical) if identical else None,
         "policy_entropy": float(np.mean([metrics["rollout/entropy"] for metrics in compared or rl])) if rl else None,
         "accepted_length": float(np.mean([metrics["rollout/accepted_length"] for metrics in rl])) if rl else None,
         "tokens": last.get("tokens/total", 0.0),

@@ -1,4 +1,4 @@
-"""The rollout engine: asks in, rollouts out, in canonical order; speculation changes how fast, never what."""
+"""The rollout engine: asks in, rollouts out, in canonical order; speculation changes how fast, never what (but in mode `lossy`)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from respec.errors import CacheError, StaleError, TaskError
 from respec.models.decoder import Decoder
 from respec.rollout.draft.protocol import DraftContext, Drafter, FeatureDrafter, PolicyDrafter
 from respec.rollout.kv_cache import KVCache
+from respec.rollout.lenient import Lenience
 from respec.rollout.planner import DepthPlanner, Planner, planner_of
 from respec.rollout.randomness import sequence_key
 from respec.rollout.request import Request
@@ -29,7 +30,7 @@ class Engine:
     """Decodes with a snapshot of the policy; `swap` is called by the weight door only.
 
     `max_batch` sequences are decoded at once; prompts are prefilled in passes of at most `prefill_chunk` tokens. `max_nodes` bounds
-    the draft nodes of one sequence, whatever the plan.
+    the draft nodes of one sequence, whatever the plan. Mode `lossy` takes a `lenience`; its plain rounds are as in the other modes.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Engine:
         drafters: Sequence[Drafter] = (),
         mode: Mode = "matching",
         max_nodes: int = 64,
+        lenience: Lenience | None = None,
     ) -> None:
         self._decoder = decoder
         self._tokenizer = tokenizer
@@ -51,7 +53,7 @@ class Engine:
         self._max_batch = max_batch
         self._chunk = prefill_chunk
         self._mode: Mode = mode
-        self._max_nodes = max_nodes
+        self._max_nodes, self._lenience = max_nodes, lenience
         self.drafters: Mapping[str, Drafter] = {drafter.name: drafter for drafter in drafters}
         self._readers = [drafter for drafter in drafters if isinstance(drafter, FeatureDrafter)]
         self._cache: KVCache | None = None
@@ -198,7 +200,7 @@ class Engine:
         drafted_at = time.perf_counter()
         flat = flatten(active, trees)
         logits, taps = target.verify(flat)
-        verdicts = verify(trees, flat, logits, self._mode, sampling)
+        verdicts = verify(trees, flat, logits, self._mode if plan.n else "matching", sampling, self._lenience)
         verified_at = time.perf_counter()
         counts = [
             self._emit(request, tree, verdict, stopping, index)
@@ -249,10 +251,10 @@ class Engine:
         """Appends the accepted tokens and the target's own, up to where the completion ends; says how many."""
         draws = verdict.draws
         for depth in range(len(verdict.path) + 1):
-            proposer = tree.proposer if depth < len(verdict.path) else Proposer.TARGET
+            proposer = tree.proposer if depth < verdict.kept else Proposer.TARGET
             request.append(
                 int(draws.token[depth]), float(draws.logprob[depth]), float(draws.kept_logmass[depth]),
-                float(draws.entropy[depth]), self._decoder.version, proposer, index,
+                float(draws.entropy[depth]), self._decoder.version, proposer, index, *verdict.weighed(depth),
             )  # fmt: skip
             if stopping.check(request):
                 return depth + 1

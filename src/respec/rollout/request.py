@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import UInt64
+from jaxtyping import Shaped, UInt64
 
 from respec.types import Ask, Finish, Proposer, Rollout, Sampling
 
@@ -31,6 +31,8 @@ class Request:
     versions: list[int] = field(default_factory=list)
     proposers: list[int] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    laws: list[Shaped[np.ndarray, "K"] | None] = field(default_factory=list)
     finish: Finish | None = None
     text: str = ""
 
@@ -61,7 +63,10 @@ class Request:
         version: int,
         proposer: Proposer,
         round_index: int,
+        weight: float = 1.0,
+        law: Shaped[np.ndarray, "K"] | None = None,
     ) -> None:
+        """Adds a token; the last two are of mode `lossy`, as in `types.Rollout`."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.kept.append(kept)
@@ -69,10 +74,13 @@ class Request:
         self.versions.append(version)
         self.proposers.append(proposer)
         self.rounds.append(round_index)
+        self.weights.append(weight)
+        self.laws.append(law)
 
     def rollout(self) -> Rollout:
-        """The finished completion."""
+        """The finished completion. Where some of its tokens have no recorded law it cannot be followed leniently, and carries none."""
         assert self.finish is not None, "a request is frozen only once it has ended"
+        laws = [law for law in self.laws if law is not None]
         return Rollout(
             prompt=self.ask.prompt,
             stream=self.ask.stream,
@@ -87,4 +95,6 @@ class Request:
             round_T=np.array(self.rounds, np.int32),
             text=self.text,
             finish=self.finish,
+            weight_T=np.array(self.weights, np.float32) if laws else None,
+            law_TK=np.stack(laws) if laws and len(laws) == len(self.tokens) else None,
         )

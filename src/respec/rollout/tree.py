@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float64, Int64, UInt64
 
 from respec.models.decoder import Branches
+from respec.rollout.lenient import Followed
 from respec.rollout.request import Request
 from respec.types import Proposer
 
@@ -22,19 +23,21 @@ class DraftTree:
 
     Node i carries `token_n[i]` and hangs on node `parent_n[i]`, which comes before it, or on the pending token (ROOT). The children of
     a node are tried in their order. `law` gives, by parent, the distribution that its children were drawn from without replacement, in that order;
-    the children of a parent that is not in it were not drawn for this position (looked up, or chosen by their probability).
+    the children of a parent that is not in it were not drawn for this position (looked up, or chosen by their probability). `followed`, only in
+    mode `lossy` and of chains, is the old answer by which the draft is judged.
     """
 
     token_n: tuple[int, ...] = ()
     parent_n: tuple[int, ...] = ()
     proposer: Proposer = Proposer.TARGET
     law: Mapping[int, Float64[np.ndarray, "V"]] = field(default_factory=dict)
+    followed: Followed | None = None
 
     @classmethod
-    def chain(cls, tokens: Iterable[int], proposer: Proposer) -> DraftTree:
+    def chain(cls, tokens: Iterable[int], proposer: Proposer, followed: Followed | None = None) -> DraftTree:
         """One token after the other."""
         held = tuple(tokens)
-        return cls(held, tuple(range(-1, len(held) - 1)), proposer)
+        return cls(held, tuple(range(-1, len(held) - 1)), proposer, followed=followed)
 
     @cached_property
     def is_chain(self) -> bool:

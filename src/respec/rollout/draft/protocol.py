@@ -33,7 +33,8 @@ class DraftContext:
 class Drafter(Protocol):
     """Proposes continuations. Reads only tokens, so it may start late, be dropped at any time, and be rebuilt from the tokens.
 
-    A draft changes how fast tokens come, never which: the engine verifies every one.
+    A draft changes how fast tokens come, never which: the engine verifies every one. The exception has a name: in mode `lossy` old answers of
+    drafter `previous` are verified leniently.
     """
 
     name: str
