@@ -6,12 +6,10 @@ prompts ─▶ engine ─▶ score ─▶ advantages ─▶ learner ─▶ the w
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,11 +18,12 @@ import torch
 from respec.config import Config
 from respec.errors import ConfigError
 from respec.models.load import Policy, load_policy
-from respec.online import OnlineLearner, online_learner
+from respec.online import OnlineLearner, online_learner, share_of
 from respec.policy.advantages import advantages
 from respec.policy.learner import PolicyLearner
 from respec.policy.presets import resolve
 from respec.policy.warmup import warm_up
+from respec.report.delete import delete_run
 from respec.report.html import write_report
 from respec.report.live import View
 from respec.report.metrics import checked
@@ -72,7 +71,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
     """
     began = time.perf_counter()
     if fresh:
-        _delete_run(config.run.dir)
+        delete_run(config.run.dir)
     with RunDir(config) as run:
         config = run.config
         torch.set_num_threads(config.run.threads)
@@ -88,13 +87,13 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 view.say(note)
             learner = PolicyLearner(policy, config.policy, config.run.steps, config.rollout.max_new_tokens)
             checkpoint = latest_checkpoint(run.path, view.say)
-            step, earlier_s = _resume(run, checkpoint, policy, learner, view)
+            step, earlier_s, drafter_state = _resume(run, checkpoint, policy, learner, view)
             if checkpoint is None:
                 _warm_up(config, policy, task, view)
-                _save(run, policy, learner, 0, view)
+                _save(run, policy, learner, None, 0, view)
             stages = build(config, policy, task, reward, view, version=step)
             remember(stages, run)
-            online = online_learner(config, policy, stages.engine, run)
+            online = online_learner(config, policy, stages.engine, drafter_state)
             if run.last_step is None:
                 _record_start(stages, run)
             tokens = _tokens_so_far(run)
@@ -115,10 +114,8 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 minutes = (time.monotonic() - saved_at) / 60
                 due = _every(config.checkpoint.every_steps, step) or 0 < config.checkpoint.every_minutes <= minutes
                 if finished or due or stop():
-                    _save(run, policy, learner, step, view)
+                    _save(run, policy, learner, online, step, view)
                     keep_controller(stages, run)
-                    if online is not None:
-                        online.save(run)
                     saved_at = time.monotonic()
             view.phase("report")
             wall_s = earlier_s + time.perf_counter() - began
@@ -141,14 +138,15 @@ def _step(
     reward_s = time.perf_counter() - scored_at
     view.phase("training", len(scored))
     samples = advantages(scored, resolve(config.policy).estimator)
-    update = learner.update(samples, config.rollout.temperature, lambda done, _: view.advance(done))
-    distilled = online.update(stages.policy, samples, step) if online is not None else {}
+    watch = online.watch(samples, step) if online is not None else None
+    update = learner.update(samples, config.rollout.temperature, lambda done, _: view.advance(done), watch)
+    distilled = online.update(watch, step) if online is not None and watch is not None else {}
     swapped_at = time.perf_counter()
     estimate_idle(stages, made.rollout_R, made.stats, online.agreement if online is not None else {})
     swap(stages.engine, stages.policy, config.model.dtype, version=step)
     learn_histories(stages.engine, made.rollout_R)
     ended = time.perf_counter()
-    metrics = _metrics(made, scored, update, stages.reward.names) | distilled | {
+    metrics = _metrics(made, scored, update, stages.reward.names) | distilled | share_of(distilled, ended - began) | {
         "time/reward_s": reward_s, "time/weights_s": ended - swapped_at, "time/step_s": ended - began,
         "tokens/total": tokens_before + made.stats.tokens,
     }  # fmt: skip
@@ -237,14 +235,15 @@ def _evaluation(stages: Stages, step: int, final: bool) -> dict[str, float]:
 
 def _resume(
     run: RunDir, checkpoint: Checkpoint | None, policy: Policy, learner: PolicyLearner, view: View
-) -> tuple[int, float]:
-    """Puts the run back to its last checkpoint; returns its step and the seconds spent until then."""
+) -> tuple[int, float, Mapping[str, Any] | None]:
+    """Puts the run back to its last checkpoint; returns its step, the seconds spent until then and the drafter learner's state."""
     if checkpoint is None:
         if run.last_step is not None:
             view.say("no checkpoint was written before the last stop: the run begins again")
         run.cut_back(-1)
-        return 0, 0.0
-    learner.load_state_dict(load_checkpoint(checkpoint, policy))
+        return 0, 0.0, None
+    state = load_checkpoint(checkpoint, policy)
+    learner.load_state_dict(state)
     last = run.last_step if run.last_step is not None else checkpoint.step
     run.cut_back(checkpoint.step)
     lost = (
@@ -255,7 +254,8 @@ def _resume(
     view.say(f"going on from step {checkpoint.step} of '{run.path}'{lost}")
     for record in run.read_metrics():
         view.step(record.step, record.metrics)
-    return checkpoint.step, sum(record.metrics.get("time/step_s", 0.0) for record in run.read_metrics())
+    spent_s = sum(record.metrics.get("time/step_s", 0.0) for record in run.read_metrics())
+    return checkpoint.step, spent_s, state.get("drafter")
 
 
 def _warm_up(config: Config, policy: Policy, task: Task, view: View) -> None:
@@ -283,9 +283,14 @@ def _record_start(stages: Stages, run: RunDir) -> None:
     stages.view.step(0, metrics)
 
 
-def _save(run: RunDir, policy: Policy, learner: PolicyLearner, step: int, view: View) -> None:
+def _save(
+    run: RunDir, policy: Policy, learner: PolicyLearner, online: OnlineLearner | None, step: int, view: View
+) -> None:
     view.phase("checkpoint")
-    save_checkpoint(run.path, step, policy, learner.state_dict(), {"step": step}, run.config.checkpoint.keep)
+    state = {**learner.state_dict(), **({"drafter": online.state_dict()} if online is not None else {})}
+    save_checkpoint(run.path, step, policy, state, {"step": step}, run.config.checkpoint.keep)
+    if online is not None:
+        online.save(run)
 
 
 def _tokens_so_far(run: RunDir) -> float:
@@ -295,12 +300,3 @@ def _tokens_so_far(run: RunDir) -> float:
 
 def _every(k: int, step: int) -> bool:
     return k > 0 and step % k == 0
-
-
-def _delete_run(path: Path) -> None:
-    if path.exists():
-        if not (path / "config.toml").exists():
-            raise ConfigError(
-                f"--fresh would delete '{path}', which holds no run; delete it yourself, or name another run.dir"
-            )
-        shutil.rmtree(path)

@@ -1,8 +1,7 @@
 """The products that flow between stages: one frozen dataclass each, with its maker and its readers.
 
-Ragged lists carry a suffix: `_P` over prompts, `_G` over the samples of one prompt's group, `_T` over the tokens of one
-completion, `_R` over the decode rounds of one rollout. Everything after the engine reads rollouts in canonical order
-(row, draw, sample), never in the order in which they finished.
+Ragged lists carry a suffix: `_P` over prompts, `_G` over the samples of one prompt's group, `_T` over a completion's tokens, `_R` over a
+rollout's decode rounds. Everything after the engine reads rollouts in canonical order (row, draw, sample), never as they finished.
 """
 
 from __future__ import annotations
@@ -242,7 +241,7 @@ class Batch:
     N tokens of S sequences; C of them are completion tokens. `predict_C[i]` is the index in 0..N-1 of the token whose
     hidden state predicts completion token i; `sequence_C[i]` says which of the S sequences it belongs to. Log-probabilities are
     named after three policies, always: `rollout` (what sampled, truncation included), `old` (before the step), and the one being
-    trained, `theta`, which the learner computes. `weight_C` multiplies each token's loss.
+    trained, `theta`, which the learner computes. `weight_C` multiplies each token's loss. `key_S`: the rollouts' canonical keys.
     """
 
     token_N: Int[torch.Tensor, "N"]
@@ -257,6 +256,7 @@ class Batch:
     weight_C: Float[torch.Tensor, "C"]
     temperature: float
     truncated_S: Bool[torch.Tensor, "S"]
+    key_S: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from respec.drafter.examples import capture
 from respec.drafter.learner import DrafterLearner, LearnerSettings, acceptance, drafter_loss
 from respec.drafter.losses import LOSSES
 from respec.drafter.unroll import unroll
-from respec.errors import ConfigError, NonFiniteError
+from respec.errors import CheckpointError, ConfigError, NonFiniteError
 from respec.models.eagle import create_head
 from respec.types import Sampling
 
@@ -83,6 +83,29 @@ def test_what_is_not_finite_does_not_reach_the_weights(policy, examples):
     with pytest.raises(NonFiniteError, match="the step was not taken"):
         DrafterLearner(head, LearnerSettings()).step([*examples[:2], bad])
     assert all(torch.equal(before[name], tensor) for name, tensor in head.state_dict().items())
+
+
+def test_a_learner_goes_on_from_what_was_saved_bit_for_bit(policy, examples):
+    settings = LearnerSettings(depths=3, temperature=0.8, lr=3e-3)
+    whole = DrafterLearner(create_head(policy.model, seed=1), settings)
+    for part in (examples[:6], examples[6:]):
+        whole.step(part)
+    first = DrafterLearner(create_head(policy.model, seed=1), settings)
+    first.step(examples[:6])
+    state = {
+        key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in first.state_dict().items()
+    }
+    second = DrafterLearner(create_head(policy.model, seed=9), settings)
+    second.load_state_dict(state)
+    second.step(examples[6:])
+    assert second.updates == 2
+    assert all(torch.equal(a, b) for a, b in zip(whole.head.parameters(), second.head.parameters(), strict=True))
+
+
+def test_a_state_of_another_head_is_refused(policy):
+    state = DrafterLearner(create_head(policy.model, range(20)), LearnerSettings()).state_dict()
+    with pytest.raises(CheckpointError, match="the head that the run began with"):
+        DrafterLearner(create_head(policy.model), LearnerSettings()).load_state_dict(state)
 
 
 def test_an_unknown_loss_is_named():

@@ -1,17 +1,17 @@
 """The configuration: read from TOML, changed by `--set a.b=value`, never by the program."""
 
+from respec.config.drafter import DrafterConfig
 from respec.config.reading import load_config, parse_config
+from respec.config.room import Room
 from respec.config.sections import (
     CheckpointConfig,
     Config,
-    DrafterConfig,
     EvalConfig,
     ModelConfig,
     PolicyConfig,
     ReportConfig,
     RewardConfig,
     RolloutConfig,
-    Room,
     RunConfig,
     SpeculationConfig,
     TaskConfig,

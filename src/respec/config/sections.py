@@ -5,17 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from respec.config.drafter import DrafterConfig
+from respec.config.room import Room
 from respec.types import Mode, Plan, Sampling
 
 DrafterName = Literal["ngram", "suffix", "previous", "model", "self_quant", "eagle"]
-
-
-class Room(BaseModel):
-    """Base of every section: frozen; unknown keys, NaN and infinity are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class RunConfig(Room):
@@ -220,20 +216,6 @@ class PolicyConfig(Room):
     )
     logit_chunk: int = Field(default=1024, ge=1, description="completion tokens whose logits are held at once")
     mask_truncated: bool = Field(default=False, description="leave truncated completions out of the loss")
-
-
-class DrafterConfig(Room):
-    """The online learner of drafter `eagle`: its head follows the policy. Loss and weights are named in `drafter/`."""
-
-    learn: bool = Field(default=False, description="train the head on every step's rollouts")
-    every: int = Field(default=1, ge=1, description="an update each so many steps, on 1/every of the step's rollouts")
-    loss: Literal["kl", "tv", "lk", "e2e_tv"] = "kl"
-    weighting: Literal["uniform", "reward", "rank", "advantage+"] = "uniform"
-    reward_min: float = Field(default=0.0, description="the least reward there can be, for weighting 'reward'")
-    lr: float = Field(default=2e-4, gt=0)
-    depths: int = Field(default=4, ge=1, le=16, description="unrolled steps: as deep as drafts are to be")
-    minibatches: int = Field(default=2, ge=1, description="optimizer steps an update")
-    grad_clip: float = Field(default=0.5, gt=0)
 
 
 class EvalConfig(Room):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from transformers import PreTrainedModel
 from respec.drafter.agreement import Agreement
 from respec.drafter.examples import capture
 from respec.drafter.learner import DrafterLearner, LearnerSettings, acceptance
+from respec.drafter.schedule import rate
 from respec.models.eagle import EagleHead
 from respec.types import Mode, Rollout, Sampling
 
@@ -67,13 +67,14 @@ def distil(
     judged = capture(model, head.shape.taps, held_out, sampling, tokens_per_pass=settings.tokens)
     learner = DrafterLearner(head, settings)
     before, _ = acceptance(head, judged, settings.depths, settings.temperature, settings.tokens)
+    warmup = max(1, min(20, steps // 10))
     order, losses, tokens = np.random.default_rng(seed), list[float](), 0
     queue: list[int] = []
     for step in range(steps):
         while len(queue) < min(batch, len(examples)):
             queue += order.permutation(len(examples)).tolist()
         chosen, queue = queue[:batch], queue[batch:]
-        stats = learner.step([examples[i] for i in chosen], _rate(step, steps, settings.lr))
+        stats = learner.step([examples[i] for i in chosen], rate(step, steps, settings.lr, warmup, "cosine", 0.05))
         losses.append(stats.loss)
         tokens += stats.tokens
         if on_step is not None:
@@ -81,10 +82,3 @@ def distil(
     after, agreed = acceptance(head, judged, settings.depths, settings.temperature, settings.tokens)
     first, last = (losses[0], losses[-1]) if losses else (0.0, 0.0)
     return DistilStats(len(losses), first, last, tokens, before, after, agreed, time.perf_counter() - began)
-
-
-def _rate(step: int, steps: int, peak: float) -> float:
-    warmup = max(1, min(20, steps // 10))
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    return peak * (0.05 + 0.95 * 0.5 * (1.0 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup))))

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from respec.models.heap import give_back
-from respec.models.packed_attention import PACKED, layout
+from respec.models.packed_attention import packed_pass
 from respec.types import Rollout, Sampling
 
 # Positions whose logits are held at once.
@@ -21,10 +21,11 @@ ROWS = 128
 
 @dataclass(frozen=True)
 class Example:
-    """One completion behind its prompt. Made by `capture`, read by the learner; nothing in it has a gradient.
+    """One completion behind its prompt. Made by `capture` or a `Watcher`, read by the learner; nothing in it has a gradient.
 
     `taps_LT` are the target's hidden states before the tapped layers, side by side. Row c of `token_CK` and `p_CK` has the target's most probable
     tokens for completion token c and their probabilities, processed as in sampling; what is missing to 1 lies on all others.
+    `version` is the update counter of the policy whose states and laws they are.
     """
 
     token_L: Int[Tensor, "L"]
@@ -33,10 +34,16 @@ class Example:
     token_CK: Int[Tensor, "C K"]
     p_CK: Float[Tensor, "C K"]
     weight: float = 1.0
+    version: int = 0
 
     @property
     def length(self) -> int:
         return len(self.token_L)
+
+    @property
+    def size(self) -> int:
+        """Bytes that it holds."""
+        return sum(part.nbytes for part in (self.token_L, self.taps_LT, self.token_CK, self.p_CK))
 
 
 @torch.no_grad()
@@ -88,17 +95,13 @@ def _capture(
     top: int,
     weights: Sequence[float],
 ) -> list[Example]:
-    tokens = [np.concatenate([np.array(r.prompt.token_ids, np.int64), r.token_T.astype(np.int64)]) for r in rollouts]
+    tokens = [tokens_of(rollout) for rollout in rollouts]
     start = np.concatenate([[0], np.cumsum([len(part) for part in tokens])])
     device = model.device
-    done = model.base_model(
-        input_ids=torch.from_numpy(np.concatenate(tokens)).to(device)[None],
-        position_ids=torch.from_numpy(np.concatenate([np.arange(len(part)) for part in tokens])).to(device)[None],
-        attention_mask=torch.zeros(1, 1, 1, 1, device=device), use_cache=False, output_hidden_states=True,
-        **({"packed": layout(torch.from_numpy(start).to(device))} if model.config._attn_implementation == PACKED else {}),
-    )  # fmt: skip
-    hidden_NE, tapped_NT = done.last_hidden_state[0], torch.cat([done.hidden_states[tap][0] for tap in taps], dim=1)
-    stored_NT = tapped_NT.to(torch.float64 if tapped_NT.dtype == torch.float64 else torch.bfloat16)
+    token, position = torch.cat(tokens).to(device), torch.cat([torch.arange(len(part)) for part in tokens]).to(device)
+    hidden_NE, tap_NE = packed_pass(model, token, position, torch.from_numpy(start).to(device), taps)
+    stored = torch.float64 if hidden_NE.dtype == torch.float64 else torch.bfloat16
+    stored_NT = torch.cat([tap.to(stored) for tap in tap_NE], dim=1)
     before_N = torch.cat([
         torch.arange(begin + len(r.prompt.token_ids) - 1, begin + len(part) - 1)
         for r, part, begin in zip(rollouts, tokens, start[:-1], strict=True)
@@ -106,8 +109,8 @@ def _capture(
     ids_NK, p_NK = _top_laws(hidden_NE, before_N, model.get_parameter("lm_head.weight"), sampling, top)
     sizes = [len(r.token_T) for r in rollouts]
     return [
-        Example(torch.from_numpy(token), stored_NT[begin : begin + len(token)], len(r.prompt.token_ids), ids, p, weight)
-        for r, token, begin, weight, ids, p in zip(
+        Example(own, stored_NT[begin : begin + len(own)], len(r.prompt.token_ids), ids, p, weight)
+        for r, own, begin, weight, ids, p in zip(
             rollouts, tokens, start[:-1], weights, ids_NK.split(sizes), p_NK.split(sizes), strict=True
         )
     ]
@@ -119,12 +122,17 @@ def _top_laws(
     """`top_law` of the positions `at_C`, a few at a time."""
     top = min(top, len(head_VE))
     exact = torch.promote_types(hidden_NE.dtype, torch.float32)
-    ids_CK = torch.empty(len(at_C), top, dtype=torch.int64, device=hidden_NE.device)
+    ids_CK = torch.empty(len(at_C), top, dtype=torch.int32, device=hidden_NE.device)
     p_CK = torch.empty(len(at_C), top, dtype=exact, device=hidden_NE.device)
     for first in range(0, len(at_C), ROWS):
         part = slice(first, first + ROWS)
         ids_CK[part], p_CK[part] = top_law(hidden_NE[at_C[part]] @ head_VE.T, sampling, top)
     return ids_CK, p_CK
+
+
+def tokens_of(rollout: Rollout) -> Int[Tensor, "L"]:
+    """Prompt and completion."""
+    return torch.tensor([*rollout.prompt.token_ids, *rollout.token_T.tolist()])
 
 
 def top_law(
@@ -134,10 +142,16 @@ def top_law(
 
     A truncation that keeps more than `top` tokens keeps those.
     """
-    p_CV = torch.softmax(
-        logit_CV.to(torch.promote_types(logit_CV.dtype, torch.float32)) / (sampling.temperature or 1.0), 1
-    )
-    p_CK, token_CK = p_CV.topk(min(top, p_CV.shape[1]), dim=1)
+    wide_CV = logit_CV.to(torch.promote_types(logit_CV.dtype, torch.float32))
+    return truncated(torch.log_softmax(wide_CV / (sampling.temperature or 1.0), 1), sampling, top)
+
+
+def truncated(
+    logp_CV: Float[Tensor, "C V"], sampling: Sampling, top: int
+) -> tuple[Int[Tensor, "C K"], Float[Tensor, "C K"]]:
+    """The same from log-probabilities at the sampling temperature."""
+    logp_CK, token_CK = logp_CV.topk(min(top, logp_CV.shape[1]), dim=1)
+    p_CK = logp_CK.exp()
     if sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0:
         stays_CK = p_CK >= sampling.min_p * p_CK[:, :1]
         within_C = 1.0

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from respec.drafter.agreement import Agreement, agreement, together
 from respec.drafter.examples import Example, passes
+from respec.drafter.judge import Judgement, judged, merged, precision
 from respec.drafter.losses import BY_TOKEN, LOSSES, e2e_tv
 from respec.drafter.unroll import Unrolled, unroll
-from respec.errors import ConfigError, NonFiniteError
-from respec.models.decoder import decode_dtype
+from respec.errors import CheckpointError, ConfigError, NonFiniteError
 from respec.models.eagle import EagleHead
 from respec.types import Mode
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -47,14 +49,16 @@ class LearnerSettings:
 
 @dataclass(frozen=True)
 class DrafterUpdateStats:
-    """What one step did. On what was learned from, before the step: `overlap_K` is the mean Σ min(p, q) by depth, `agreement` how far drafts
-    would have stood, by mode."""
+    """What one step did. On what was learned from, before the step: `overlap_K` is the mean Σ min(p, q) by depth, `seen` the whole judgement
+    of it, `agreement` how far drafts would have stood, by mode.
+    """
 
     loss: float
     grad_norm: float
     lr: float
     overlap_K: tuple[float, ...]
     agreement: Mapping[Mode, Agreement]
+    seen: Judgement
     tokens: int
     wall_s: float
 
@@ -72,6 +76,7 @@ class DrafterLearner:
         ]
         self._optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas)
         self._trained = trained
+        self._named = {name: p for name, p in head.named_parameters() if p.requires_grad}
 
     def step(self, examples: Sequence[Example], lr: float | None = None) -> DrafterUpdateStats:
         """One optimizer step on all the examples together, at the settings' rate unless another is given.
@@ -80,18 +85,18 @@ class DrafterLearner:
         """
         began = time.perf_counter()
         total = sum(e.weight * len(e.token_CK) for e in examples)
-        loss, sums, counts, seen = 0.0, 0.0, 0.0, list[Mapping[Mode, Agreement]]()
+        loss, seen, agreed = 0.0, list[Judgement](), list[Mapping[Mode, Agreement]]()
         try:
             for part in passes([e.length for e in examples], self._settings.tokens):
-                unrolled = unroll(
-                    self.head, [examples[i] for i in part], self._settings.depths, self._settings.temperature
-                )
+                with precision(self.head, self._settings.mixed_precision):
+                    unrolled = unroll(
+                        self.head, [examples[i] for i in part], self._settings.depths, self._settings.temperature
+                    )
                 share = drafter_loss(unrolled, self._settings.loss, self._settings.depth_decay) / max(total, 1e-12)
                 share.backward()
                 loss += share.item()
-                overlaps, exists = unrolled.overlaps()
-                sums, counts = sums + overlaps.detach().double().sum(0), counts + exists.sum(0)
-                seen.append(agreement(unrolled))
+                seen.append(judged(unrolled))
+                agreed.append(agreement(unrolled))
             norm = float(nn.utils.clip_grad_norm_(self._trained, self._settings.grad_clip))
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 raise NonFiniteError(
@@ -104,10 +109,49 @@ class DrafterLearner:
         finally:
             self._optimizer.zero_grad()
         self.updates += 1
+        before, tokens = merged(seen), sum(e.length for e in examples)
         return DrafterUpdateStats(
-            loss, norm, rate, _mean(sums, counts), together(seen), sum(e.length for e in examples),
+            loss,
+            norm,
+            rate,
+            tuple(before.overlap_K.tolist()),
+            together(agreed),
+            before,
+            tokens,
             time.perf_counter() - began,
-        )  # fmt: skip
+        )
+
+    def state_dict(self) -> dict[str, Tensor | int]:
+        """The trained weights, the optimizer's moments and the number of steps: flat, for safetensors. The embedding never changes.
+
+        The tensors share memory with the head and the optimizer: write or copy them before the next step.
+        """
+        state: dict[str, Tensor | int] = {"updates": self.updates}
+        for name, parameter in self._named.items():
+            state[f"weight.{name}"] = parameter.detach()
+            if kept := self._optimizer.state.get(parameter):
+                state |= {f"{moment}.{name}": kept[moment] for moment in MOMENTS}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor | int]) -> None:
+        """Takes up a saved state; the learner then goes on bit for bit. Raises CheckpointError if it is of another head."""
+        taken = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+        updates = int(state.get("updates", -1))
+        kinds = ("weight", *MOMENTS) if updates > 0 else ("weight",)
+        expected = {f"{kind}.{name}": p.shape for name, p in self._named.items() for kind in kinds}
+        if updates < 0 or expected != {key: value.shape for key, value in taken.items()}:
+            raise CheckpointError(
+                "the checkpoint's drafter is of another shape than the head of speculation.drafter_path; resume with the head that the "
+                "run began with"
+            )
+        self.updates = updates
+        self._optimizer.state.clear()
+        for name, parameter in self._named.items():
+            with torch.no_grad():
+                parameter.copy_(taken[f"weight.{name}"])
+            if updates:
+                moments = {moment: taken[f"{moment}.{name}"].to(parameter, copy=True) for moment in MOMENTS}
+                self._optimizer.state[parameter] = {"step": torch.tensor(float(updates)), **moments}
 
 
 def drafter_loss(unrolled: Unrolled, name: str, depth_decay: float) -> Float[Tensor, ""]:
@@ -120,13 +164,6 @@ def drafter_loss(unrolled: Unrolled, name: str, depth_decay: float) -> Float[Ten
         for share, depth in zip(scale, unrolled.depths, strict=True)
     ]
     return torch.stack(terms).sum()
-
-
-def precision(head: EagleHead, mixed: bool) -> torch.autocast:
-    """The context in which a head's products are bfloat16, where that is wanted and the machine multiplies it."""
-    weight = head.lm_head.weight
-    usable = weight.dtype == torch.float32 and decode_dtype("auto", weight.device) == torch.bfloat16
-    return torch.autocast(weight.device.type, torch.bfloat16, enabled=mixed and usable)
 
 
 @torch.no_grad()

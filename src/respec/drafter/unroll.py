@@ -109,7 +109,7 @@ class _Anchors:
             weights.append(torch.full((len(start),), float(example.weight)))
             row += count
         cell_A, row_A, left_A, weight_A = (torch.cat(parts) for parts in (cells, rows, left, weights))
-        tokens, p = torch.cat([e.token_CK for e in examples]), torch.cat([e.p_CK for e in examples])
+        tokens, p = torch.cat([e.token_CK for e in examples]).long(), torch.cat([e.p_CK for e in examples])
         return cls(cell_A, row_A, left_A, weight_A, tokens, p)
 
     def to(self, device: torch.device) -> _Anchors:

@@ -6,6 +6,7 @@ hands it a `Layout`: then the tokens of one flat row are several sequences, each
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,7 +155,18 @@ def packed_hidden(
     position_N: Int[torch.Tensor, "N"],
     start_S: Int[torch.Tensor, "S+1"],
 ) -> Float[torch.Tensor, "N E"]:
-    """Last hidden states of packed sequences, after the final norm: what the language-model head reads.
+    """Last hidden states of packed sequences, after the final norm: what the language-model head reads. Raises as `packed_pass`."""
+    return packed_pass(model, token_N, position_N, start_S)[0]
+
+
+def packed_pass(
+    model: PreTrainedModel,
+    token_N: Int[torch.Tensor, "N"],
+    position_N: Int[torch.Tensor, "N"],
+    start_S: Int[torch.Tensor, "S+1"],
+    taps: Sequence[int] = (),
+) -> tuple[Float[torch.Tensor, "N E"], tuple[Float[torch.Tensor, "N E"], ...]]:
+    """Last hidden states of packed sequences, and those before the layers `taps`, without gradient: looking on adds nothing to the graph.
 
     Raises ModelError when the model does not use packed attention (its result would be silently wrong).
     """
@@ -170,6 +182,7 @@ def packed_hidden(
         position_ids=position_N[None],
         attention_mask=no_mask,
         use_cache=False,
+        output_hidden_states=bool(taps),
         packed=layout(start_S),
     )
-    return output.last_hidden_state[0]
+    return output.last_hidden_state[0], tuple(output.hidden_states[tap][0].detach() for tap in taps)

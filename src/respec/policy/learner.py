@@ -14,7 +14,7 @@ from respec.config import PolicyConfig
 from respec.errors import CheckpointError, ConfigError, NonFiniteError, TaskError
 from respec.models.load import Policy
 from respec.policy.corrections import CORRECTIONS
-from respec.policy.logprobs import token_logprobs
+from respec.policy.logprobs import Watch, token_logprobs
 from respec.policy.losses import AGGREGATIONS, SURROGATES, Counts
 from respec.policy.optim import adamw, checked_step, learning_rate
 from respec.policy.pack import pack
@@ -70,14 +70,19 @@ class PolicyLearner:
         self._optimizer_steps = 0
 
     def update(
-        self, samples: Sequence[Sample], temperature: float, on_progress: Callable[[int, int], None] | None = None
+        self,
+        samples: Sequence[Sample],
+        temperature: float,
+        on_progress: Callable[[int, int], None] | None = None,
+        watch: Watch | None = None,
     ) -> UpdateStats:
         """Learns from one step's samples (in canonical order), drawn at `temperature`.
 
         `on_progress(done, all)` counts sequences over all epochs. Samples that cannot move the weights (no advantage anywhere,
         or left out as truncated) are passed forward without gradients: entropy, mismatch, ratio and clip fraction are over
         every completion token all the same; the loss's counts include the former, not the latter. Entropy and mismatch are
-        the old policy's. A mini-batch of such samples alone takes no optimizer step.
+        the old policy's. A mini-batch of such samples alone takes no optimizer step. `watch` looks on at one forward pass over every
+        sample, of the old policy: the first, however many epochs and mini-batches there are.
         Raises TaskError without samples, NonFiniteError before the optimizer step that would have spread it.
         """
         began = time.perf_counter()
@@ -87,7 +92,7 @@ class PolicyLearner:
         epochs = self._config.epochs
         # With one step to take, theta is still the old policy when its log-probabilities are computed for the loss.
         single = epochs * len(minibatches) == 1
-        before = None if single else [[self._forward(batch) for batch in mini.micro] for mini in minibatches]
+        before = None if single else [[self._forward(batch, watch) for batch in mini.micro] for mini in minibatches]
         passes: list[_Pass] = []
         losses: list[float] = []
         norms: list[float] = []
@@ -98,7 +103,7 @@ class PolicyLearner:
                     first = len(passes)
                     for k, batch in enumerate(mini.micro):
                         old_C = None if before is None else before[index][k][0]
-                        passes.append(self._learn(batch, mini.counts, old_C))
+                        passes.append(self._learn(batch, mini.counts, old_C, watch if single else None))
                         done += len(batch.truncated_S)
                         if on_progress is not None:
                             on_progress(done, epochs * len(samples))
@@ -197,26 +202,26 @@ class PolicyLearner:
         return dataclasses.replace(batch, **moved)
 
     @torch.no_grad()
-    def _forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._logprobs(batch)
+    def _forward(self, batch: Batch, watch: Watch | None) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._logprobs(batch, watch)
 
-    def _logprobs(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def _logprobs(self, batch: Batch, watch: Watch | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities under the truncation of sampling, and entropies.
 
         The mass kept by top-k / top-p / min-p is the one recorded by the engine: exact for the policy that sampled, taken as a
         constant while theta moves within the update.
         """
-        logprob_C, entropy_C = token_logprobs(self._model, batch, self._config.logit_chunk)
+        logprob_C, entropy_C = token_logprobs(self._model, batch, self._config.logit_chunk, watch)
         return logprob_C - batch.kept_logmass_C.to(logprob_C), entropy_C
 
-    def _learn(self, batch: Batch, counts: Counts, old_C: torch.Tensor | None) -> _Pass:
+    def _learn(self, batch: Batch, counts: Counts, old_C: torch.Tensor | None, watch: Watch | None) -> _Pass:
         """One micro-batch's share of the mini-batch's loss, its gradient added to the weights' gradients."""
         active_C = batch.advantage_C != 0
         if self._config.mask_truncated:
             active_C &= ~batch.truncated_S[batch.sequence_C]
         learns = bool(active_C.any())
         with torch.set_grad_enabled(learns):
-            theta_C, entropy_C = self._logprobs(batch)
+            theta_C, entropy_C = self._logprobs(batch, watch)
             old_C = theta_C.detach() if old_C is None else old_C
             advantage_C = torch.where(active_C, batch.advantage_C, 0.0).to(theta_C)
             terms = SURROGATES[self._algorithm.surrogate](theta_C, old_C, advantage_C, batch.sequence_C, self._bounds)

@@ -2,30 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float, Int
 from transformers import PreTrainedModel
 
-from respec.models.packed_attention import packed_hidden
+from respec.models.packed_attention import packed_pass
 from respec.types import Batch
 
 
+class Watch(Protocol):
+    """Looks on at a forward pass, for a drafter that learns from it. What it is shown has no gradient and is not its to change."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The layers before which hidden states are wanted."""
+        ...
+
+    def laws(self, batch: Batch, part: slice, logp_cV: Float[torch.Tensor, "c V"]) -> None:
+        """Log-probabilities of every token at the completion tokens `part` of the batch; the parts come in order."""
+        ...
+
+    def states(self, batch: Batch, tap_NE: tuple[Float[torch.Tensor, "N E"], ...]) -> None:
+        """The hidden states along the batch, after its laws."""
+        ...
+
+
 def token_logprobs(
-    model: PreTrainedModel, batch: Batch, logit_chunk: int
+    model: PreTrainedModel, batch: Batch, logit_chunk: int, watch: Watch | None = None
 ) -> tuple[Float[torch.Tensor, "C"], Float[torch.Tensor, "C"]]:
     """Log-probability of each completion token and entropy (nats) of its distribution, at the batch's temperature.
 
     Temperature only, no truncation; temperature 0 is read as 1, as in `Rollout.logprob_T`. float32, or float64 for a float64
     model. The log-probabilities carry gradients, the entropy does not. `logit_chunk`: completion tokens whose logits
-    are held at once. `batch` must lie on the model's device. Raises ModelError if the model does not use packed attention.
+    are held at once. `batch` must lie on the model's device. `watch` looks on, and changes no bit of either or of their gradients.
+    Raises ModelError if the model does not use packed attention.
     """
-    hidden_NE = packed_hidden(model, batch.token_N, batch.position_N, batch.start_S)
+    taps = watch.taps if watch is not None else ()
+    hidden_NE, tap_NE = packed_pass(model, batch.token_N, batch.position_N, batch.start_S, taps)
     weight_VE = model.get_parameter("lm_head.weight")
-    return _HeadLogprob.apply(
-        hidden_NE.index_select(0, batch.predict_C), weight_VE, batch.target_C, batch.temperature or 1.0, logit_chunk
+    show = None if watch is None else (lambda part, logp_cV: watch.laws(batch, part, logp_cV))
+    result = _HeadLogprob.apply(
+        hidden_NE.index_select(0, batch.predict_C),
+        weight_VE,
+        batch.target_C,
+        batch.temperature or 1.0,
+        logit_chunk,
+        show,
     )
+    if watch is not None:
+        watch.states(batch, tap_NE)
+    return result
 
 
 class _HeadLogprob(torch.autograd.Function):
@@ -42,6 +71,7 @@ class _HeadLogprob(torch.autograd.Function):
         target_C: Int[torch.Tensor, "C"],
         temperature: float,
         chunk: int,
+        show: Callable[[slice, torch.Tensor], None] | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         dtype = torch.promote_types(hidden_CE.dtype, torch.float32)
         logprob_C = hidden_CE.new_empty(len(target_C), dtype=dtype)
@@ -51,6 +81,8 @@ class _HeadLogprob(torch.autograd.Function):
             norm_C[part] = torch.logsumexp(logit_cV, dim=1)
             logprob_C[part] = logit_cV.gather(1, target_C[part, None])[:, 0] - norm_C[part]
             surprise_cV = logit_cV.sub_(norm_C[part, None])
+            if show is not None:
+                show(part, surprise_cV)
             entropy_C[part] = -(torch.exp(surprise_cV).mul_(surprise_cV)).sum(dim=1)
         ctx.save_for_backward(hidden_CE, weight_VE, target_C, norm_C)
         ctx.temperature, ctx.chunk = temperature, chunk
@@ -58,7 +90,7 @@ class _HeadLogprob(torch.autograd.Function):
         return logprob_C, entropy_C
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None, None]:
         scaled_C = gradients[0] / ctx.temperature
         hidden_CE, weight_VE, target_C, norm_C = ctx.saved_tensors
         hidden_grad_CE, weight_grad_VE = torch.empty_like(hidden_CE), torch.zeros_like(weight_VE)
@@ -69,7 +101,7 @@ class _HeadLogprob(torch.autograd.Function):
             slope_cV = slope_cV.to(weight_VE.dtype)
             hidden_grad_CE[part] = slope_cV @ weight_VE
             weight_grad_VE.addmm_(slope_cV.T, hidden_CE[part])
-        return hidden_grad_CE, weight_grad_VE, None, None, None
+        return hidden_grad_CE, weight_grad_VE, None, None, None, None
 
 
 def _parts(count: int, chunk: int) -> list[slice]:

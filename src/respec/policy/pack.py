@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -88,7 +89,7 @@ def _length(sample: Sample) -> int:
 
 def _lay_out(samples: Sequence[Sample], temperature: float) -> Batch:
     rollouts = [sample.scored.rollout for sample in samples]
-    return lay_out(
+    batch = lay_out(
         [rollout.prompt.token_ids for rollout in rollouts],
         [rollout.token_T for rollout in rollouts],
         temperature,
@@ -98,3 +99,4 @@ def _lay_out(samples: Sequence[Sample], temperature: float) -> Batch:
         weight=[np.ones(len(r.token_T)) if r.weight_T is None else r.weight_T for r in rollouts],
         truncated=[rollout.truncated for rollout in rollouts],
     )
+    return dataclasses.replace(batch, key_S=tuple(rollout.key for rollout in rollouts))

@@ -62,8 +62,31 @@ METRICS: dict[str, Metric] = {
     "drafter/loss": Metric("loss", "mean over mini-batches", "the drafter's distillation loss"),
     "drafter/grad_norm": Metric("norm", "mean over mini-batches", "the drafter's gradient norm before clipping"),
     "drafter/overlap": Metric(
-        "share", "mean over tokens", "sum of min(p, q) at depth 1 on new rollouts, before the update"
+        "share",
+        "mean over tokens",
+        "sum of min(p, q) at depth 1 on new rollouts, before the update: by the head of the step before",
     ),
+    "drafter/expected_length": Metric(
+        "tokens", "mean over tokens", "tokens a round that the head of the step before promises on new rollouts"
+    ),
+    "drafter/drift": Metric(
+        "share", "mean over tokens", "overlap missing to the head's best, beyond what the policy's entropy explains"
+    ),
+    "drafter/gained": Metric(
+        "share", "mean over tokens", "overlap after an update less before it, on what it learned from"
+    ),
+    "drafter/age": Metric(
+        "updates",
+        "last",
+        "policy updates from the laws that the drafter learned last to the policy that it drafted for",
+    ),
+    "drafter/updated": Metric("yes/no", "last", "1 when an update was begun"),
+    "drafter/lr": Metric("rate", "last", "the drafter's learning rate"),
+    "drafter/replay_mb": Metric("MB", "last", "held by the replay buffer"),
+    "drafter/forgotten": Metric(
+        "rollouts", "count", "left the replay buffer, for want of memory, before they were learned from"
+    ),
+    "drafter/share": Metric("share", "ratio", "time/drafter_s of the step's time"),
     "drafter/tokens": Metric("tokens", "count", "tokens the drafter learned from in this step"),
     "drafter/uniform": Metric("yes/no", "last", "1 when rewards did not tell the rollouts apart, so all weighed alike"),
     "warmup/loss": Metric("nats", "mean over solution tokens", "supervised loss on worked solutions"),
@@ -74,7 +97,8 @@ METRICS: dict[str, Metric] = {
     "time/overhead_s": Metric("s", "sum", "part of generation: everything else"),
     "time/reward_s": Metric("s", "sum", "scoring"),
     "time/training_s": Metric("s", "sum", "the policy's update"),
-    "time/drafter_s": Metric("s", "sum", "the drafter's update"),
+    "time/drafter_s": Metric("s", "sum", "the drafter's learning, as far as the step waited for it"),
+    "time/drafter_update_s": Metric("s", "sum", "the drafter's update itself, wherever it ran"),
     "time/weights_s": Metric("s", "sum", "publishing new weights to the engine"),
     "time/eval_s": Metric("s", "sum", "held-out evaluation"),
     "time/compare_s": Metric("s", "sum", "the same rollouts once more, without speculation, to compare"),

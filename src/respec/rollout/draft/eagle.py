@@ -40,12 +40,14 @@ class _Progress:
 
 
 class EagleDrafter:
-    """Drafts with a snapshot of a head in `dtype`; `adopt` takes a newer one. `version` is the drafter's update counter."""
+    """Drafts with a snapshot of a head in `dtype`; `adopt` takes a newer one. `version` is the drafter's update counter, `learned_from` that of
+    the policy whose laws it learned last.
+    """
 
     name = "eagle"
 
     def __init__(self, head: EagleHead, dtype: torch.dtype, version: int = 0) -> None:
-        self.version = version
+        self.version, self.learned_from = version, 0
         self._decoder = EagleDecoder(head, dtype)
         self._cache: KVCache | None = None
         self._progress: dict[int, _Progress] = {}
@@ -54,8 +56,8 @@ class EagleDrafter:
     def taps(self) -> tuple[int, ...]:
         return self._decoder.taps
 
-    def adopt(self, head: EagleHead, version: int) -> None:
-        """Takes a newer head, between two decode rounds; all that the old one computed is forgotten.
+    def adopt(self, head: EagleHead, version: int, learned_from: int = 0) -> None:
+        """Takes a newer head, between two decode rounds; all that the old one computed is forgotten. The head may go on learning.
 
         Raises StaleError for a version that is not newer, ModelError for a head that reads other layers.
         """
@@ -66,6 +68,7 @@ class EagleDrafter:
                 f"the new head reads layers {head.shape.taps}, the one in use {self.taps}; they must agree"
             )
         self._decoder, self.version = EagleDecoder(head, self._decoder.shape.dtype), version
+        self.learned_from = learned_from
         self._cache = None
         self.drop()
 

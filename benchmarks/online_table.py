@@ -1,0 +1,110 @@
+"""Writes results of `benchmarks/online_learner.py` as Markdown, and the accepted lengths over the steps as a page.
+
+python benchmarks/online_table.py benchmarks/results/online_demo.json [--timing benchmarks/results/online_timing_demo.json] [--picture FILE.html] > docs/online_learner.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+
+SHOWN = 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("result", type=Path)
+    parser.add_argument("--timing", type=Path)
+    parser.add_argument("--picture", type=Path)
+    given = parser.parse_args()
+    result = json.loads(given.result.read_text())
+    print(f"# A drafter that follows its policy: {Path(result['model']).name}\n")
+    print(f"{_where(result, given.result)}\n")
+    _lengths(result)
+    if given.timing is not None:
+        _times(json.loads(given.timing.read_text()), given.timing)
+    if given.picture is not None:
+        _picture(result, given.picture)
+
+
+def _measured(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The steps at which all heads were measured."""
+    return [row for row in result["rows"] if len(row["accepted_length"]) > 1]
+
+
+def _lengths(result: dict[str, Any]) -> None:
+    rows = _measured(result)
+    shown = [rows[round(i * (len(rows) - 1) / max(1, SHOWN - 1))] for i in range(min(SHOWN, len(rows)))]
+    names = list(rows[0]["accepted_length"])
+    print("Accepted length (tokens a round and sequence) on each step's rollouts, the same tokens for all heads:\n")
+    print(
+        "| head | "
+        + " | ".join(f"step {row['step']}" for row in shown)
+        + " | held out, at the end | of the reference |"
+    )
+    print("|---|" + "---|" * (len(shown) + 2))
+    for name in names:
+        lengths = " | ".join(f"{row['accepted_length'][name]:.2f}" for row in shown)
+        print(
+            f"| `{name}` | {lengths} | {result['held_out_accepted_length'][name]:.2f} | {result['of_reference'][name]:.3f} |"
+        )
+    reference = result["reference"]
+    print(
+        f"| reference | {' | '.join('–' for _ in shown)} | {reference['accepted_length']:.2f} | 1 |\n\n"
+        f"The reference learned by `{reference['loss']}` from {reference['tokens']} tokens of the last policy's rollouts, "
+        f"{reference['tokens'] / _mean([row['tokens'] for row in rows]):.0f} times those of one update.\n"
+    )
+    print(
+        "Overlap Σ min(p, q) at depth 1 on a step's rollouts by the head of the step before, and what learning from them adds; means:\n"
+    )
+    print("| head | before | gained |\n|---|---|---|")
+    for name in rows[0]["overlap"]:
+        steps = [row["overlap"][name] for row in result["rows"]]
+        columns = ([step[key] for step in steps if key in step] for key in ("overlap", "gained"))
+        print(f"| `{name}` | " + " | ".join(f"{_mean(column):.4f}" for column in columns) + " |")
+
+
+def _times(result: dict[str, Any], path: Path) -> None:
+    print(f"\n## What it costs\n\n{_where(result, path)}\n")
+    print(
+        "| way | step | generation | the policy's update | waited for the learner | its update |\n|---|---|---|---|---|---|"
+    )
+    for way in dict.fromkeys(row["way"] for row in result["rows"]):
+        rows = [row for row in result["rows"] if row["way"] == way]
+        keys = ("step_s", "generation_s", "training_s", "waited_s", "update_s")
+        print(f"| {way} | " + " | ".join(f"{_mean([row[key] for row in rows]):.2f} s" for key in keys) + " |")
+    print("\nTime by the token, block by block:\n\n| ratio | median | least | most |\n|---|---|---|---|")
+    for name, ratio in result["ratios"].items():
+        print(f"| {name} | {ratio['median']:.3f} | {ratio['least']:.3f} | {ratio['most']:.3f} |")
+
+
+def _where(result: dict[str, Any], path: Path) -> str:
+    at = result["provenance"]
+    return (
+        f"{at['threads']} threads of {at['processor']} ({at['cores']} cores); settings {', '.join(f'`{s}`' for s in result['settings'])}; "
+        f"commit `{str(at['commit'])[:10]}`; `{path}`."
+    )
+
+
+def _picture(result: dict[str, Any], path: Path) -> None:
+    figure, rows = go.Figure(), _measured(result)
+    for name in rows[0]["accepted_length"]:
+        figure.add_scatter(x=[r["step"] for r in rows], y=[r["accepted_length"][name] for r in rows], name=name)
+    figure.update_layout(
+        title="Accepted length while the policy learns", xaxis_title="step", yaxis_title="tokens a round and sequence",
+        template="plotly_white",
+    )  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(figure.to_html(include_plotlyjs=True, full_html=True))
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / max(1, len(values))
+
+
+if __name__ == "__main__":
+    main()
