@@ -94,7 +94,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 _save(run, policy, learner, 0, view)
             stages = build(config, policy, task, reward, view, version=step)
             remember(stages, run)
-            online = online_learner(config, policy, stages.engine, run)
+            online = online_learner(config, policy, stages.engine, stages.planner, run)
             if run.last_step is None:
                 _record_start(stages, run)
             tokens = _tokens_so_far(run)
@@ -150,7 +150,7 @@ def _step(
     ended = time.perf_counter()
     metrics = _metrics(made, scored, update, stages.reward.names) | distilled | {
         "time/reward_s": reward_s, "time/weights_s": ended - swapped_at, "time/step_s": ended - began,
-        "tokens/total": tokens_before + made.stats.tokens,
+        "tokens/total": tokens_before + made.stats.tokens, "drafter/alarms": float(len(stages.planner.take_alarms())),
     }  # fmt: skip
     return metrics, scored, made.stats.round_R
 

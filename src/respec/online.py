@@ -21,6 +21,7 @@ from respec.models.load import Policy
 from respec.report.run_dir import RunDir
 from respec.rollout.draft.eagle import EagleDrafter
 from respec.rollout.engine import Engine
+from respec.sentinel import Sentinel
 from respec.types import Mode, Sample
 
 FOLDER = "drafter"
@@ -28,14 +29,16 @@ FOLDER = "drafter"
 
 class OnlineLearner:
     """Teaches the head of an engine's `eagle` drafter, in step with the policy. The head in the making is float32; what drafts is a
-    snapshot of it, which enters by `EagleDrafter.adopt`, between two rollouts.
+    snapshot of it, which enters by the sentinel's door, between two rollouts.
 
     `every`: an update each so many steps, on 1/every of that step's rollouts.
     """
 
-    def __init__(self, config: DrafterConfig, rollout: RolloutConfig, head: EagleHead, drafter: EagleDrafter) -> None:
+    def __init__(
+        self, config: DrafterConfig, rollout: RolloutConfig, head: EagleHead, drafter: EagleDrafter, door: Sentinel
+    ) -> None:
         self._config, self._sampling = config, rollout.sampling()
-        self._drafter = drafter
+        self._drafter, self._door = drafter, door
         settings = LearnerSettings(
             loss=config.loss,
             lr=config.lr,
@@ -67,7 +70,7 @@ class OnlineLearner:
             for start in range(0, len(order), per_update)
         ]
         self.agreement = together(s.agreement for s in stats)
-        self._drafter.adopt(head, self._drafter.version + 1)
+        self._door.admit(head, self._drafter.version + 1)
         return {
             "drafter/loss": float(np.mean([s.loss for s in stats])), "drafter/grad_norm": float(np.mean([s.grad_norm for s in stats])),
             "drafter/overlap": float(np.mean([s.overlap_K[0] for s in stats])), "drafter/tokens": float(sum(s.tokens for s in stats)),
@@ -85,7 +88,9 @@ class OnlineLearner:
         scratch.rename(target)
 
 
-def online_learner(config: Config, policy: Policy, engine: Engine, run: RunDir) -> OnlineLearner | None:
+def online_learner(
+    config: Config, policy: Policy, engine: Engine, door: Sentinel, run: RunDir
+) -> OnlineLearner | None:
     """The learner of the engine's `eagle` drafter, going on from the head in the run folder if there is one; None where none is wanted.
 
     Its optimizer begins anew at a resume, which changes the drafts that follow and how fast they are, not the tokens. Raises ModelError
@@ -100,5 +105,5 @@ def online_learner(config: Config, policy: Policy, engine: Engine, run: RunDir) 
     check_fits(head, policy.model)
     head = head.to(policy.model.device)
     if kept.exists():
-        drafter.adopt(head, drafter.version + 1)
-    return OnlineLearner(config.drafter, config.rollout, head, drafter)
+        door.admit(head, drafter.version + 1)
+    return OnlineLearner(config.drafter, config.rollout, head, drafter, door)
