@@ -78,7 +78,8 @@ class Sentinel:
         self._sampling: Sampling | None = None
         self._load: Load | None = None
         self._overruled = False
-        self._round = 0
+        # rounds in all, and those that `eagle` has drafted since the last swap
+        self._round = self._since = 0
         self._alarms: list[str] = []
         self._decisions: list[Decision] = []
 
@@ -128,19 +129,19 @@ class Sentinel:
         """Tells the planner, and looks at the round's drafts."""
         self.planner.observe(record)
         name, watch, load = record.plan.drafter, self._watch.get(record.plan.drafter), self._load
-        if watch is None or load is None or not record.plan.n:
+        if watch is None or load is None:
             return
-        if self._eagle is not None and name == EagleDrafter.name and (stale := self._eagle.stale()):
-            self._eagle.restore(self._eagle.snapshot)
-            line = f"sentinel: {name} held keys that an older head had made, of {stale} requests; likely cause: a swap that did not drop them"
-            self._tell(f"{line}; they are dropped, and it goes on", name)
-            watch.again()
+        if name == EagleDrafter.name and self._looked_into(watch, record.plan):
             return
         asked = sum(left > 1 for left in load.remaining_B)
         key = (record.plan.t, self._kind(), self._age(load))
         seen = watch.observe(key, asked, record.tested_D, record.accepted_D)
         if seen is not None:
-            self._collapsed(name, watch, seen, record.plan)
+            what = (
+                f"of {name}'s first drafted tokens {seen.accepted} of {seen.tested} were accepted in {seen.rounds} rounds, "
+                f"{seen.expected:.0f} were expected; likely cause: {self._cause(name, seen)}"
+            )
+            self._failed(name, watch, what, record.plan)
 
     def take_alarms(self) -> list[str]:
         """The lines said since this was last asked."""
@@ -170,23 +171,39 @@ class Sentinel:
         else:
             watch.swapped()
         self._second.discard(name)
+        self._since = 0
 
-    def _collapsed(self, name: str, watch: Watch, seen: Sighting, plan: Plan) -> None:
-        what = (
-            f"sentinel: of {name}'s first drafted tokens {seen.accepted} of {seen.tested} were accepted in {seen.rounds} rounds, "
-            f"{seen.expected:.0f} were expected; likely cause: {self._cause(name, seen)}"
-        )
+    def _looked_into(self, watch: Watch, plan: Plan) -> bool:
+        """Whether something is wrong with the head's snapshot or its keys, whatever acceptance says; looked for 1, 2, 4, ... rounds after a swap."""
+        drafter, name = self._eagle, EagleDrafter.name
+        assert drafter is not None and self._now is not None
+        if stale := drafter.stale():
+            drafter.restore(drafter.snapshot)
+            watch.again()
+            self._tell(
+                f"sentinel: {name} held keys of {stale} requests that an older head had made; likely cause: a swap that did not drop them; they are "
+                "dropped, and it goes on", name,
+            )  # fmt: skip
+            return True
+        self._since += 1
+        wrong = what_is_wrong(drafter.snapshot, self._now.answered) if self._since.bit_count() == 1 else ""
+        if wrong:
+            self._failed(name, watch, f"{name} drafted for {self._since} rounds when {wrong}", plan)
+        return bool(wrong)
+
+    def _failed(self, name: str, watch: Watch, what: str, plan: Plan) -> None:
+        """The last good weights come back; where there are none, or they failed too, the drafter is off."""
         good = self._last_good() if name == EagleDrafter.name and name not in self._second else None
         if good is None:
             watch.doubt()
-            line = f"{what}; it is off until the next swap"
+            line = f"sentinel: {what}; it is off until the next swap"
             self._switch(name, line)
         else:
             self._restore(good)
             watch.again()
             self._second.add(name)
             self._believe(name, watch, plan)
-            line = f"{what}; version {good.version}, the last good one, drafts again"
+            line = f"sentinel: {what}; version {good.version}, the last good one, drafts again"
         self._tell(line, name)
 
     def _last_good(self) -> _Kept | None:
@@ -199,6 +216,7 @@ class Sentinel:
         assert self._eagle is not None
         self._eagle.restore(good.snapshot)
         self._now = self._good = good
+        self._since = 0
 
     def _cause(self, name: str, seen: Sighting) -> str:
         drafter, load = self._drafters[name], self._load
