@@ -21,15 +21,23 @@ from respec.models.load import Policy
 from respec.models.packed_attention import use_packed_attention
 from respec.rollout.draft.eagle import EagleDrafter
 from respec.rollout.engine import Engine
+from respec.rollout.tree import NOTHING
 from respec.sentinel import Sentinel
-from respec.types import Ask, Plan, Prompt, Rollout, Sampling, Stream
+from respec.speculation.acceptance import Acceptance
+from respec.speculation.controller import Controller
+from respec.speculation.cost_model import CostSample, fit
+from respec.speculation.decision import Decision
+from respec.speculation.explain import explain
+from respec.speculation.pace import PacedController
+from respec.types import PLAIN, Ask, Load, Plan, Prompt, Rollout, RoundRecord, Sampling, Stream, Version
 from respec.weights.publish import publish
 from respec.weights.swap import swap
 
 WORDS, SAMPLING, CHAIN = 40, Sampling(48), Plan("eagle", 3, 1, 3)
 # Clean steps before a fault, and one after it.
 BEFORE, STEPS = 2, 4
-FEW = 8
+# Rounds until it is seen: of a collapse, and of the layers' swap, which costs this head half of its acceptance only.
+FEW, HALVED = 6, 12
 
 
 def counting(rng: np.random.Generator, length: int) -> list[int]:
@@ -63,7 +71,9 @@ def taught() -> Taught:
     torch.manual_seed(7)
     rng = np.random.default_rng(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    # a small embedding that does not learn: the layers' hidden states are then unlike each other, as in a large model
+    model.get_input_embeddings().weight.requires_grad_(False).mul_(0.2)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=5e-3)
     for _ in range(100):
         words = torch.tensor([counting(rng, 24) for _ in range(24)])
         logits = model(input_ids=words, use_cache=False).logits[:, 1:-1]
@@ -80,7 +90,7 @@ def taught() -> Taught:
     head = create_head(model, range(3, WORDS), 1)
     settings = LearnerSettings("kl", depths=3, lr=5e-3)
     stats = distil(model, head, [*plain[0], *plain[1], *plain[2]], plain[3], SAMPLING, settings, 80, 16)
-    assert stats.acceptance_K[0] > 0.8, "the head has not learned"
+    assert stats.acceptance_K[0] > 0.7, "the head has not learned"
     return Taught(policy, head, plain)
 
 
@@ -117,14 +127,13 @@ def test_what_goes_wrong_behind_it_is_seen_and_made_good_and_changes_no_token(ta
     lines = list[str]()
     scene = scene_of(taught, lines)
     done = play(name, scene, lines, republishing(scene, taught.policy), asks, SAMPLING, taught.plain, BEFORE)
-    print(done)
     assert done.identical
-    assert done.rounds is not None and done.rounds <= FEW
+    assert done.rounds is not None and done.rounds <= (HALVED if FAULTS[name].lasting else FEW)
     assert "likely cause" in lines[0] or "drafted for" in lines[0]
     # the good head is back within the step, or after the next swap where the fault befalls any head
-    assert done.accepted_after > 0.95 * done.accepted_before
+    assert done.accepted_after > 0.9 * done.accepted_before
     assert (done.plain_rounds > 0) == FAULTS[name].lasting
-    assert FAULTS[name].lasting or done.accepted_struck > 0.8 * done.accepted_before
+    assert FAULTS[name].lasting or done.accepted_struck > 0.7 * done.accepted_before
     assert len(lines) == 1 + FAULTS[name].lasting
 
 
@@ -137,3 +146,72 @@ def test_clean_updates_raise_no_alarm(taught):
         scene.offer(updated(scene.head, 0.02, version))
         swap(scene.engine, taught.policy, "float32", version)
     assert not lines
+
+
+def test_alarms_are_decisions_that_can_be_explained(taught):
+    lines = list[str]()
+    scene = scene_of(taught, lines)
+    FAULTS["NaN in an update"].strike(scene)
+    decisions = scene.sentinel.take_decisions()
+    assert [decision.kind for decision in decisions] == ["sentinel"]
+    assert lines[0] in explain([Decision.from_dict(decisions[0].to_dict())])
+    assert not scene.sentinel.take_decisions()
+
+
+class Renewed:
+    """A drafter that decodes with the policy's weights, and drafts nothing."""
+
+    name = "self_quant"
+
+    def propose(self, requests, plan, limits, context):
+        return [NOTHING] * len(requests)
+
+    def renew(self, decoder) -> None:
+        """Nothing."""
+
+    finish = learn = lambda self, _: None
+
+    def drop(self) -> None:
+        """Nothing."""
+
+
+def test_without_weights_to_come_back_to_it_is_off_until_the_next_swap():
+    plan, lines = Plan("self_quant", 2, 1, 2), list[str]()
+    sentinel = Sentinel(plan, {"self_quant": Renewed()}, lines.append).under(SAMPLING)
+
+    def rounds(count: int, version: int, accepted: int) -> list[Plan]:
+        plans = list[Plan]()
+        for _ in range(count):
+            plans.append(sentinel.plan(Load(16, 0, 30.0, (30,) * 16, Version(version))))
+            drafted = (16, accepted) if plans[-1].n else ()
+            record = RoundRecord(16, 0, plans[-1], 32, 0, 16, 0.0, 0.0, 0.0, 30.0, drafted, drafted, drafted[1:])
+            sentinel.observe(record)
+        return plans
+
+    assert PLAIN not in rounds(20, 0, 13) + rounds(20, 1, 12)
+    assert rounds(20, 2, 1)[-10:] == [PLAIN] * 10
+    assert len(lines) == 1 and "policy version 2" in lines[0] and "off until the next swap" in lines[0]
+    assert PLAIN not in rounds(20, 3, 12) and len(lines) == 1
+
+
+def test_an_adaptive_server_neither_runs_nor_probes_what_is_off():
+    cost = fit([CostSample(b, b * k, 64.0, verify_s=1e-2 + 1e-5 * b * k) for b in (1, 16) for k in (1, 4)])
+    controller = PacedController(Controller([Plan("self_quant", 2, 1, 2)], cost, Acceptance(depth=2), 16), share=1.0)
+    lines = list[str]()
+    sentinel = Sentinel(controller, {"self_quant": Renewed()}, lines.append).under(SAMPLING)
+
+    def rounds(count: int, version: int, accepted: int) -> int:
+        """How many of them drafted."""
+        drafts = 0
+        for _ in range(count):
+            plan = sentinel.plan(Load(16, 0, 64.0, (30,) * 16, Version(version)))
+            drafts += plan.n > 0
+            drafted = (16, accepted) if plan.n else ()
+            sentinel.observe(
+                RoundRecord(16, 0, plan, 32, 0, 16 + 2 * accepted, 1e-4, 1e-2, 1e-4, 64.0, drafted, drafted, drafted[1:])
+            )  # fmt: skip
+        return drafts
+
+    assert rounds(100, 0, 15) and rounds(100, 1, 15)
+    assert rounds(100, 2, 0) <= FEW and controller.controller.guard.shuts("self_quant") and len(lines) == 1
+    assert rounds(2, 3, 15) >= 0 and not controller.controller.guard.shuts("self_quant")

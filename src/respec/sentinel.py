@@ -138,7 +138,7 @@ class Sentinel:
         seen = watch.observe(key, asked, record.tested_D, record.accepted_D)
         if seen is not None:
             what = (
-                f"of {name}'s first drafted tokens {seen.accepted} of {seen.tested} were accepted in {seen.rounds} rounds, "
+                f"{name} had {seen.accepted} of {seen.tested} tokens accepted at depth {seen.depth} in {seen.rounds} rounds, where "
                 f"{seen.expected:.0f} were expected; likely cause: {self._cause(name, seen)}"
             )
             self._failed(name, watch, what, record.plan)
@@ -224,7 +224,7 @@ class Sentinel:
             wrong = what_is_wrong(drafter.snapshot, self._now.answered)
             if wrong:
                 return wrong
-            if seen.accepted < 0.25 * seen.expected:
+            if seen.accepted < 0.5 * seen.expected:
                 return "weights of another head or policy, or hidden states of other layers, or in another order, than it was trained with"
             return "the policy has moved away from it"
         at = load.version.policy if load is not None else 0

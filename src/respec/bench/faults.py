@@ -130,7 +130,7 @@ def _reset_rotary(scene: Scene) -> None:
 
 
 def _swapped_taps(scene: Scene) -> None:
-    """The policy's decoder hands over its hidden states in another order, and does so until it is published anew."""
+    """The policy's decoder hands over its hidden states in another order, from a swap on until it is published anew."""
     decoder = scene.engine._decoder
     whole = decoder.hidden
 
@@ -142,6 +142,7 @@ def _swapped_taps(scene: Scene) -> None:
         return type(done)(done.hidden, torch.cat([*blocks[1:], blocks[0]], dim=1))
 
     decoder.hidden = hidden
+    scene.drafter.drop()
 
 
 FAULTS: Mapping[str, Fault] = {
