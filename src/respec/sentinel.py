@@ -17,7 +17,7 @@ from respec.models.eagle import EagleHead
 from respec.models.eagle_check import facts_of, fault_of
 from respec.models.eagle_decoder import EagleDecoder
 from respec.rollout.draft.eagle import EagleDrafter
-from respec.rollout.draft.eagle_probe import answers, what_is_wrong
+from respec.rollout.draft.eagle_probe import another_size, answers, sizes, what_is_wrong
 from respec.rollout.draft.protocol import Drafter, PolicyDrafter
 from respec.rollout.planner import Planner, StaticPlanner
 from respec.speculation.decision import Decision
@@ -72,6 +72,8 @@ class Sentinel:
         self._eagle = eagle if isinstance(eagle, EagleDrafter) else None
         self._now = _kept(self._eagle) if self._eagle else None
         self._good: _Kept | None = None
+        # of hidden states, so many rounds after a swap
+        self._sizes: dict[int, Float[np.ndarray, "taps"]] = {}
         self._off: set[str] = set()
         # drafters that were given back their last good weights since the last swap
         self._second: set[str] = set()
@@ -186,9 +188,19 @@ class Sentinel:
             )  # fmt: skip
             return True
         self._since += 1
-        wrong = what_is_wrong(drafter.snapshot, self._now.answered) if self._since.bit_count() == 1 else ""
-        if wrong:
+        if self._since.bit_count() > 1:
+            return False
+        if wrong := what_is_wrong(drafter.snapshot, self._now.answered):
             self._failed(name, watch, f"{name} drafted for {self._since} rounds when {wrong}", plan)
+        elif waiting := drafter.waiting():
+            now = sizes(waiting, len(drafter.taps))
+            wrong = another_size(now, self._sizes.get(self._since, now), drafter.taps)
+            if wrong:
+                # no head can read these
+                self._second.add(name)
+                self._failed(name, watch, wrong, plan)
+            else:
+                self._sizes[self._since] = now
         return bool(wrong)
 
     def _failed(self, name: str, watch: Watch, what: str, plan: Plan) -> None:

@@ -85,6 +85,10 @@ class EagleDrafter:
         made = [progress.maker for progress in self._progress.values() if progress.extended]
         return sum(maker is not self._decoder for maker in made)
 
+    def waiting(self) -> list[Float[Tensor, "T taps*hidden"]]:
+        """The target's hidden states that came since the last draft."""
+        return [part for progress in self._progress.values() for part in progress.waiting]
+
     def observed(self, request: Request) -> int:
         progress = self._progress.get(id(request))
         return progress.observed if progress else 0

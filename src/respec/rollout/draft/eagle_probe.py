@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from jaxtyping import Float
@@ -11,6 +13,8 @@ from respec.models.eagle_decoder import EagleDecoder
 from respec.rollout.kv_cache import KVCache
 
 ASKED = 8
+# Hidden states grow from layer to layer, severalfold over a few; an update of the policy moves their size by a few hundredths.
+OTHER = 3.0
 
 
 def answers(decoder: EagleDecoder) -> Float[Tensor, "asked draft"]:
@@ -35,3 +39,18 @@ def what_is_wrong(decoder: EagleDecoder, answered: Float[Tensor, "asked draft"])
     if not torch.equal(now, answered):
         return "its packed weights are not those that were adopted"
     return ""
+
+
+def sizes(waiting: Sequence[Float[Tensor, "T taps*hidden"]], taps: int) -> Float[np.ndarray, "taps"]:
+    """The median norm of the target's hidden states at each tapped layer: a few tokens of enormous norm are common."""
+    rows = torch.cat(list(waiting)).float()
+    return rows.unflatten(1, (taps, -1)).norm(dim=2).median(dim=0).values.cpu().numpy()
+
+
+def another_size(now: Float[np.ndarray, "taps"], before: Float[np.ndarray, "taps"], taps: tuple[int, ...]) -> str:
+    """What is said where hidden states have other sizes than they had before a swap; empty where they are alike."""
+    ratio = now / np.maximum(before, 1e-9)
+    if ((ratio < OTHER) & (ratio > 1 / OTHER)).all():
+        return ""
+    seen, had = (", ".join(f"{size:.3g}" for size in part) for part in (now, before))
+    return f"hidden states before layers {taps} have norms {seen}, they had {had}; likely cause: other layers, or another order, than it reads"
