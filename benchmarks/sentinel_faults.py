@@ -102,7 +102,8 @@ def _table(result: dict[str, Any], path: str) -> str:
         f"{result['max_batch']} sequences at once; commit `{str(at['commit'])[:10]}`; `{path}`. Written by `benchmarks/sentinel_faults.py`, which "
         "says how.\n",
         "Rounds are those from the fault to the line that says so; 0 is at the door, before anything was drafted. Tokens a round are those of the "
-        "step before the fault, of the fault's own, and of the last step.\n",
+        "step before the fault, of the fault's own, and of the last step. Steps differ in their prompts: a refused update shows what they give "
+        "unharmed.\n",
         "| fault | rounds | tokens a round: before, during, after | rounds without drafts | tokens as in plain decoding |",
         "|---|---|---|---|---|",
     ]
