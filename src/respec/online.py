@@ -88,9 +88,7 @@ class OnlineLearner:
         scratch.rename(target)
 
 
-def online_learner(
-    config: Config, policy: Policy, engine: Engine, door: Sentinel, run: RunDir
-) -> OnlineLearner | None:
+def online_learner(config: Config, policy: Policy, engine: Engine, door: Sentinel, run: RunDir) -> OnlineLearner | None:
     """The learner of the engine's `eagle` drafter, going on from the head in the run folder if there is one; None where none is wanted.
 
     Its optimizer begins anew at a resume, which changes the drafts that follow and how fast they are, not the tokens. Raises ModelError

@@ -6,7 +6,7 @@ It stands between the engine and whoever plans, static or adaptive. Drafts are v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,11 +19,11 @@ from respec.models.eagle_decoder import EagleDecoder
 from respec.rollout.draft.eagle import EagleDrafter
 from respec.rollout.draft.eagle_probe import another_size, answers, sizes, what_is_wrong
 from respec.rollout.draft.protocol import Drafter, PolicyDrafter
-from respec.rollout.planner import Planner, StaticPlanner
+from respec.rollout.planner import Planner, planner_of
 from respec.speculation.decision import Decision
 from respec.speculation.pace import PacedController
 from respec.speculation.sentinel import Sighting, Watch
-from respec.types import PLAIN, Load, Plan, RoundRecord, Sampling, Version
+from respec.types import PLAIN, Load, Plan, Rollout, RoundRecord, Sampling, Version
 
 # What an adaptive server is told of weights that have come back, in sequences.
 BELIEF = 32.0
@@ -63,7 +63,8 @@ class Sentinel:
         say: Callable[[str], None],
         first: Callable[[], EagleHead] | None = None,
     ) -> None:
-        self.planner = StaticPlanner(planner) if isinstance(planner, Plan) else planner
+        self.planner = planner_of(planner)
+        self.controller = planner.controller if isinstance(planner, PacedController) else None
         self._drafters, self._say, self._first = drafters, say, first
         self._watch = {
             name: Watch() for name, d in drafters.items() if isinstance(d, PolicyDrafter) or name == EagleDrafter.name
@@ -89,11 +90,6 @@ class Sentinel:
     def predicted(self) -> float:
         """Tokens/s that the plan given last promises; 0 where it was overruled."""
         return 0.0 if self._overruled else self.planner.predicted
-
-    @property
-    def off(self) -> frozenset[str]:
-        """The drafters that do not draft until the next swap."""
-        return frozenset(self._off)
 
     def under(self, sampling: Sampling) -> Sentinel:
         """Itself, told how the rollout that begins is sampled: greedy drafts are accepted otherwise than those at temperature 1."""
@@ -127,6 +123,13 @@ class Sentinel:
         self._overruled = plan.drafter in self._off
         return PLAIN if self._overruled else plan
 
+    def depths(self) -> Sequence[int] | None:
+        """The planner's, of its own plan."""
+        return None if self._overruled else self.planner.depths()
+
+    def learn(self, rollouts: Sequence[Rollout]) -> None:
+        self.planner.learn(rollouts)
+
     def observe(self, record: RoundRecord) -> None:
         """Tells the planner, and looks at the round's drafts."""
         self.planner.observe(record)
@@ -135,7 +138,8 @@ class Sentinel:
             return
         if name == EagleDrafter.name and self._looked_into(watch, record.plan):
             return
-        asked = sum(left > 1 for left in load.remaining_B)
+        deep_B = self.planner.depths() or [record.plan.s] * load.active
+        asked = sum(left > 1 and deep > 0 for left, deep in zip(load.remaining_B, deep_B, strict=False))
         key = (record.plan.t, self._kind(), self._age(load))
         seen = watch.observe(key, asked, record.tested_D, record.accepted_D)
         if seen is not None:
@@ -152,7 +156,7 @@ class Sentinel:
 
     def take_decisions(self) -> tuple[Decision, ...]:
         """Its own decisions and the controller's since this was last asked, in the order of rounds."""
-        theirs = self.planner.take_decisions() if isinstance(self.planner, PacedController) else ()
+        theirs = self.controller.take_decisions() if self.controller is not None else ()
         taken, self._decisions = self._decisions, []
         return tuple(sorted((*theirs, *taken), key=lambda decision: decision.round))
 
@@ -244,7 +248,7 @@ class Sentinel:
 
     def _switch(self, name: str, reason: str | None) -> None:
         """Off for a reason, on for none."""
-        guard = self.planner.controller.guard if isinstance(self.planner, PacedController) else None
+        guard = self.controller.guard if self.controller is not None else None
         if reason is None:
             self._off.discard(name)
             if guard is not None:
@@ -256,9 +260,9 @@ class Sentinel:
 
     def _believe(self, name: str, watch: Watch, plan: Plan) -> None:
         """Weights that have come back are worth what they were: an adaptive server need not find out by probes."""
-        if isinstance(self.planner, PacedController):
+        if self.controller is not None:
             tested, accepted = watch.expected(plan.t)
-            acceptance = self.planner.controller.acceptance
+            acceptance = self.controller.acceptance
             acceptance.discount(0.0, name)
             acceptance.observe_shadow(name, tested, accepted, BELIEF / max(tested[0], 1.0), plan.t)
 
@@ -277,7 +281,7 @@ class Sentinel:
         self._alarms.append(line)
         load = self._load or Load(0, 0, 0.0, ())
         version = Version(load.version.policy, self._eagle.version if self._eagle is not None else 0)
-        last = self.planner.controller.decisions[-1:] if isinstance(self.planner, PacedController) else ()
+        last = self.controller.decisions[-1:] if self.controller is not None else ()
         elapsed_s, probed_s = (last[0].elapsed_s, last[0].probed_s) if last else (0.0, 0.0)
         chosen = PLAIN if name in self._off or not load.active else Plan(name)
         self._decisions.append(

@@ -30,7 +30,6 @@ from respec.types import (
     Ask,
     EvalResult,
     Mode,
-    Plan,
     Prompt,
     Rollout,
     RolloutStats,
