@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from respec.config import ModelConfig, SpeculationConfig
 from respec.models.decoder import decode_dtype
-from respec.models.eagle import check_fits, load_head
+from respec.models.eagle import EagleHead, check_fits, load_head
 from respec.models.load import Policy, load_policy
 from respec.rollout.draft.eagle import EagleDrafter
 from respec.rollout.draft.model import ModelDrafter
@@ -54,11 +54,16 @@ def _self_quant(config: SpeculationConfig, policy: Policy, dtype: str, version: 
     return SelfQuantDrafter(publish_draft(policy, dtype, version))
 
 
-def _eagle(config: SpeculationConfig, policy: Policy, dtype: str, version: int) -> Drafter:
+def first_head(config: SpeculationConfig, policy: Policy) -> EagleHead:
+    """The head of the configuration. Raises ModelError for one that does not fit the policy."""
     assert config.drafter_path is not None, "the configuration holds that there is one"
     head = load_head(config.drafter_path)
     check_fits(head, policy.model)
-    return EagleDrafter(head, decode_dtype(dtype, policy.model.device))
+    return head
+
+
+def _eagle(config: SpeculationConfig, policy: Policy, dtype: str, version: int) -> Drafter:
+    return EagleDrafter(first_head(config, policy), decode_dtype(dtype, policy.model.device))
 
 
 MAKERS: Mapping[str, Callable[[SpeculationConfig, Policy, str, int], Drafter]] = {

@@ -29,7 +29,7 @@ from respec.report.live import View
 from respec.report.metrics import checked
 from respec.report.pieces import token_pieces
 from respec.report.run_dir import RunDir
-from respec.report.summary import summarize
+from respec.report.summary import summarize, tokens_so_far
 from respec.stages import (
     Stages,
     asks_of_step,
@@ -93,10 +93,10 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 _save(run, policy, learner, None, 0, view)
             stages = build(config, policy, task, reward, view, version=step)
             remember(stages, run)
-            online = online_learner(config, policy, stages.engine, drafter_state)
+            online = online_learner(config, policy, stages.engine, stages.planner, drafter_state)
             if run.last_step is None:
                 _record_start(stages, run)
-            tokens = _tokens_so_far(run)
+            tokens = tokens_so_far(run.read_metrics())
             saved_at, finished = time.monotonic(), step >= config.run.steps
             while not finished and not stop():
                 step += 1
@@ -148,7 +148,7 @@ def _step(
     ended = time.perf_counter()
     metrics = _metrics(made, scored, update, stages.reward.names) | distilled | share_of(distilled, ended - began) | {
         "time/reward_s": reward_s, "time/weights_s": ended - swapped_at, "time/step_s": ended - began,
-        "tokens/total": tokens_before + made.stats.tokens,
+        "tokens/total": tokens_before + made.stats.tokens, "drafter/alarms": float(len(stages.planner.take_alarms())),
     }  # fmt: skip
     return metrics, scored, made.stats.round_R
 
@@ -291,11 +291,6 @@ def _save(
     save_checkpoint(run.path, step, policy, state, {"step": step}, run.config.checkpoint.keep)
     if online is not None:
         online.save(run)
-
-
-def _tokens_so_far(run: RunDir) -> float:
-    metrics = run.read_metrics()
-    return metrics[-1].metrics.get("tokens/total", 0.0) if metrics else 0.0
 
 
 def _every(k: int, step: int) -> bool:

@@ -31,6 +31,7 @@ from respec.models.load import Policy
 from respec.report.run_dir import RunDir
 from respec.rollout.draft.eagle import EagleDrafter
 from respec.rollout.engine import Engine
+from respec.sentinel import Sentinel
 from respec.types import Mode, Sample
 
 FOLDER = "drafter"
@@ -41,7 +42,7 @@ Learned = tuple[dict[str, float], Judgement, Mapping[Mode, Agreement]]
 
 class OnlineLearner:
     """Teaches the head of an engine's `eagle` drafter, in step with the policy. The head in the making is float32; what drafts is a
-    snapshot of it, which enters by `EagleDrafter.adopt`, between two rollouts.
+    snapshot of it, which enters by the sentinel's door, between two rollouts.
 
     A step is `watch`, for the policy's update to be looked at, and `update`. With `async_steps` 1 an update begun in one step runs beside
     the next one's generation and is adopted in that one's `update`: drafts are then by a head one update older.
@@ -49,10 +50,16 @@ class OnlineLearner:
     """
 
     def __init__(
-        self, config: DrafterConfig, rollout: RolloutConfig, head: EagleHead, drafter: EagleDrafter, steps: int
+        self,
+        config: DrafterConfig,
+        rollout: RolloutConfig,
+        head: EagleHead,
+        drafter: EagleDrafter,
+        door: Sentinel,
+        steps: int,
     ) -> None:
         self._config, self._sampling, self._steps = config, rollout.sampling(), steps
-        self._drafter = drafter
+        self._drafter, self._door = drafter, door
         self._settings = LearnerSettings(
             loss=config.loss,
             lr=config.lr,
@@ -152,7 +159,7 @@ class OnlineLearner:
             return {}
         (future, learned_from), self._running = self._running, None
         metrics, seen, self.agreement = future.result()
-        self._drafter.adopt(self.head, self._drafter.version + 1, learned_from)
+        self._door.admit(self.head, self._drafter.version + 1, learned_from)
         return metrics if self._judges_first else metrics | _judgement(seen, self._gate.drift(seen))
 
     def _judge(self, examples: Sequence[Example]) -> Judgement:
@@ -183,11 +190,11 @@ class OnlineLearner:
         self._replay.load_state_dict(state.get("replay", {}), self.head.lm_head.weight.device)
         self._gate.load_state_dict(state.get("gate", {}))
         if state["version"] > self._drafter.version:
-            self._drafter.adopt(self.head, int(state["version"]), int(state["learned_from"]))
+            self._door.admit(self.head, int(state["version"]), int(state["learned_from"]))
 
 
 def online_learner(
-    config: Config, policy: Policy, engine: Engine, state: Mapping[str, Any] | None = None
+    config: Config, policy: Policy, engine: Engine, door: Sentinel, state: Mapping[str, Any] | None = None
 ) -> OnlineLearner | None:
     """The learner of the engine's `eagle` drafter, going on from a checkpoint's `state`; None where none is wanted.
 
@@ -198,7 +205,9 @@ def online_learner(
         return None
     head = load_head(path)
     check_fits(head, policy.model)
-    learner = OnlineLearner(config.drafter, config.rollout, head.to(policy.model.device), drafter, config.run.steps)
+    learner = OnlineLearner(
+        config.drafter, config.rollout, head.to(policy.model.device), drafter, door, config.run.steps
+    )
     if state is not None:
         learner.load_state_dict(state)
     return learner

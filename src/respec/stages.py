@@ -14,15 +14,14 @@ import numpy as np
 from respec.adaptive import make_planner
 from respec.config import Config
 from respec.drafter.agreement import Agreement
-from respec.drafting import make_drafters, make_lenience
+from respec.drafting import first_head, make_drafters, make_lenience
 from respec.models.load import Policy
 from respec.report.live import View
 from respec.report.run_dir import RunDir
 from respec.rollout.engine import Engine
-from respec.rollout.planner import Planner
 from respec.rollout.replay import LookUp, replay
+from respec.sentinel import Sentinel
 from respec.speculation import memory
-from respec.speculation.pace import PacedController
 from respec.speculation.shadow import overlapped, replayed, wanting
 from respec.tasks.reward import RewardWorker
 from respec.tasks.task import Task
@@ -31,7 +30,6 @@ from respec.types import (
     Ask,
     EvalResult,
     Mode,
-    Plan,
     Prompt,
     Rollout,
     RolloutStats,
@@ -54,7 +52,7 @@ class Stages:
     policy: Policy
     task: Task
     engine: Engine
-    planner: Plan | Planner
+    planner: Sentinel
     reward: RewardWorker
     view: View
 
@@ -73,7 +71,8 @@ def build(config: Config, policy: Policy, task: Task, reward: RewardWorker, view
     planner = make_planner(
         config.speculation, decoder, policy.tokenizer, drafters, config.rollout.max_batch, prompt + config.rollout.max_new_tokens // 4, view.say
     )  # fmt: skip
-    return Stages(config, policy, task, engine, planner, reward, view)
+    first = partial(first_head, config.speculation, policy) if config.speculation.drafter_path else None
+    return Stages(config, policy, task, engine, Sentinel(planner, engine.drafters, view.say, first), reward, view)
 
 
 def asks_of_step(train: Sequence[Prompt], config: Config, step: int) -> tuple[Ask, ...]:
@@ -101,7 +100,7 @@ def generate(
         rate = emitted / (time.perf_counter() - began)
         stages.view.advance(total - record.active - record.waiting, f"{record.active} active  {rate:,.0f} tokens/s")
 
-    return stages.engine.rollout(asks, sampling, PLAIN if plain else stages.planner, show)
+    return stages.engine.rollout(asks, sampling, PLAIN if plain else stages.planner.under(sampling), show)
 
 
 def evaluate(stages: Stages, prompts: Sequence[Prompt]) -> EvalResult:
@@ -127,20 +126,20 @@ def evaluate(stages: Stages, prompts: Sequence[Prompt]) -> EvalResult:
     )
 
 
-def decisions_of(planner: Plan | Planner) -> list[dict[str, Any]]:
+def decisions_of(planner: Sentinel) -> list[dict[str, Any]]:
     """The controller's decisions since they were last asked for, as plain values; none of a static plan."""
-    return [decision.to_dict() for decision in planner.take_decisions()] if isinstance(planner, PacedController) else []
+    return [decision.to_dict() for decision in planner.take_decisions()]
 
 
 def keep_controller(stages: Stages, run: RunDir) -> None:
     """Puts what the controller has learned into the run folder, for `remember`; nothing of a static plan."""
-    if isinstance(stages.planner, PacedController):
+    if stages.planner.controller is not None:
         memory.keep(stages.planner.controller, run.path)
 
 
 def remember(stages: Stages, run: RunDir) -> None:
     """Feeds the drafters the rollouts that the run folder holds, since token histories outlive weights, and the controller what it knew."""
-    if isinstance(stages.planner, PacedController):
+    if stages.planner.controller is not None:
         memory.recall(stages.planner.controller, run.path)
     for step in run.rollout_steps():
         learn_histories(stages.engine, [scored.rollout for scored in run.read_rollouts(step)])
@@ -151,7 +150,7 @@ def estimate_idle(
 ) -> None:
     """Tells the controller what a step's rollouts say of drafters that were idle in it, before they are remembered; look-ups are replayed for
     a hundredth of the time that drawing took. `agreement`: what the learner of the `eagle` drafter saw of its drafts; empty for nothing."""
-    if not isinstance(stages.planner, PacedController):
+    if stages.planner.controller is None:
         return
     acceptance, asked = stages.planner.controller.acceptance, stages.config.speculation
     wanted = wanting(stats.round_R, asked.candidates)

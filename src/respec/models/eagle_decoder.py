@@ -16,17 +16,20 @@ from respec.models import kernels
 from respec.models.attention import attend, lay_out, write
 from respec.models.decoder import DecodeShape, KVStore
 from respec.models.eagle import EagleHead
+from respec.models.eagle_check import facts_of
 from respec.models.linear import PackedLinear, padded_rows
 
 
 class EagleDecoder:
-    """Reads a head once; the head may go on learning. `shape` is that of its KV cache, of a single layer."""
+    """Reads a head once; the head may go on learning. `shape` is that of its KV cache, of a single layer; `facts` are what the next head is
+    held against.
+    """
 
     def __init__(self, head: EagleHead, dtype: torch.dtype) -> None:
         config, layer, attention = head.shape.layer, head.layer, head.layer.self_attn
         device = head.lm_head.weight.device
         self.shape = DecodeShape.of(config, dtype, device)
-        self.taps, self.hidden = head.shape.taps, int(config.hidden_size)
+        self.taps, self.hidden, self.facts = head.shape.taps, int(config.hidden_size), facts_of(head)
         self.draft_token: Int64[np.ndarray, "draft"] = head.draft_token.cpu().numpy()
         self._native = kernels.supports(dtype, device, self.shape.head_dim, self.shape.group)
         self._residual = torch.promote_types(dtype, torch.float32)
@@ -86,6 +89,11 @@ class EagleDecoder:
         gate_up = self._gate_up(self._add_norm(residual, self._output(mixed), self._post_norm))
         out = self._add_norm(residual, self._down(self._gated(gate_up)), self._norm)
         return residual[:chosen], self._head(out)[:chosen]
+
+    def rotates_right(self) -> bool:
+        """Whether the cosines and sines at hand are those of their positions."""
+        kept = zip((self._cos, self._sin), self._rotation(len(self._cos)), strict=True)
+        return all(torch.equal(mine, right) for mine, right in kept)
 
     def _rotation(self, positions: int) -> tuple[Float[Tensor, "positions dim"], Float[Tensor, "positions dim"]]:
         like = torch.zeros((), dtype=self._residual, device=self.shape.device)

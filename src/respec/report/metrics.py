@@ -89,6 +89,9 @@ METRICS: dict[str, Metric] = {
     "drafter/share": Metric("share", "ratio", "time/drafter_s of the step's time"),
     "drafter/tokens": Metric("tokens", "count", "tokens the drafter learned from in this step"),
     "drafter/uniform": Metric("yes/no", "last", "1 when rewards did not tell the rollouts apart, so all weighed alike"),
+    "drafter/alarms": Metric(
+        "alarms", "count", "draft weights refused at the door, and collapses of acceptance seen after a swap"
+    ),
     "warmup/loss": Metric("nats", "mean over solution tokens", "supervised loss on worked solutions"),
     "time/generation_s": Metric("s", "sum", "rollouts: prefill, drafts, verification"),
     "time/prefill_s": Metric("s", "sum", "part of generation: prompts"),

@@ -51,3 +51,8 @@ def summarize(steps: Sequence[StepMetrics], planned: int, wall_s: float, run_dir
 
 def _sum(steps: Sequence[Any], name: str) -> float:
     return float(sum(metrics.get(name, 0.0) for metrics in steps))
+
+
+def tokens_so_far(records: Sequence[StepMetrics]) -> float:
+    """Completion tokens that a run has drawn in the steps recorded."""
+    return records[-1].metrics.get("tokens/total", 0.0) if records else 0.0

@@ -64,7 +64,7 @@ class Controller:
         self._drafters = tuple(plan.drafter for plan in self.plans)
         self._residual = Residual(self.plans, largest, settings.spread, settings.memory, settings.noise)
         self._machine = MachineSpeed()
-        self._guard = Guard(settings.dwell)
+        self.guard = Guard(settings.dwell)
         self._budget = Budget(settings.burn_in_share if settings.burn_in else settings.probe_share)
         self._total = Budget(1.0)
         self._version: Version | None = None
@@ -127,7 +127,7 @@ class Controller:
             self._residual.observe(index, record.active, ratio, float(promise.luck_P[at]) ** 2)
         factor, _ = self._residual.at(record.active)
         plain_s = self._machine.factor * record.emitted / float(promise.rate_P[0] * factor[0])
-        barred = self._guard.observe(record.plan.drafter, seconds, plain_s, self._shared or self._probe is not None)
+        barred = self.guard.observe(record.plan.drafter, seconds, plain_s, self._shared or self._probe is not None)
         if barred or self._probe is not None:
             self._key = ()  # news, to be looked at before the next round
 
@@ -140,7 +140,7 @@ class Controller:
     def likely(self) -> str:
         """The drafter of the plan given last; where that is plain decoding, the one nearest to being worth it."""
         assert self._view is not None, "asked after `plan`"
-        shut = [name == "off" or self._guard.bars(name) for name in self._drafters]
+        shut = [name == "off" or self.guard.bars(name) for name in self._drafters]
         return self._drafters[self._running or int(np.argmax(np.where(shut, 0.0, self._view.goodput_P)))]
 
     def share(self, plan: Plan, depth_B: Sequence[int], reason: str) -> None:
@@ -168,7 +168,7 @@ class Controller:
         numbers, arrays = self._residual.state()
         return {
             "plans": [asdict(plan) for plan in self.plans], "cost": self._cost.to_dict(), "acceptance": self.acceptance.to_dict(),
-            "residual": numbers, "machine": self._machine.state(), "guard": self._guard.state(), "used": self._used,
+            "residual": numbers, "machine": self._machine.state(), "guard": self.guard.state(), "used": self._used,
             "rounds": [self._round, self._seen], "budgets": [asdict(self._budget), asdict(self._total)],
         }, arrays  # fmt: skip
 
@@ -182,7 +182,7 @@ class Controller:
         if state["cost"] == self._cost.to_dict():
             self._residual.restore(state["residual"], arrays)
             self._machine.restore(state["machine"])
-            self._guard.restore(state["guard"])
+            self.guard.restore(state["guard"])
         return True
 
     def predict(self, load: Load) -> tuple[Candidate, ...]:
@@ -234,9 +234,9 @@ class Controller:
 
     def _best(self, view: _View) -> tuple[int, Kind, str]:
         """The plan to run, outside of probing."""
-        barred = np.array([self._guard.bars(name) for name in self._drafters])
+        barred = np.array([self.guard.bars(name) for name in self._drafters])
         if self._current and barred[self._current]:
-            return 0, "guard", self._guard.reason(name_of(self.plans[self._current]))
+            return 0, "guard", self.guard.reason(self._drafters[self._current], name_of(self.plans[self._current]))
         return choose(self.plans, view.goodput_P, barred, self._current, self._held, self.settings)
 
     def _hopeful(self, view: _View, best: int) -> int | None:
@@ -256,7 +256,7 @@ class Controller:
         return first if self._may_probe(view, first, self.settings.probe) else None
 
     def _may_probe(self, view: _View, plan: int, rounds: int) -> bool:
-        return self._budget.allows(
+        return not self.guard.shuts(self._drafters[plan]) and self._budget.allows(
             rounds * float(view.promise.tokens_P[plan] / view.goodput_P[plan]) + float(view.start_P[plan])
         )
 

@@ -9,12 +9,12 @@ from typing import Any, Literal
 from respec.speculation.solver import Candidate
 from respec.types import Plan, Version
 
-Kind = Literal["start", "switch", "off", "probe", "return", "guard", "share"]
+Kind = Literal["start", "switch", "off", "probe", "return", "guard", "share", "sentinel"]
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Made by the controller when the plan changes, or depths are shared out; read by the report and by `explain`.
+    """Made by the controller when the plan changes, or depths are shared out, and by the sentinel for an alarm; read by the report and by `explain`.
 
     `round` counts the rounds of the controller's life. Load: `active`, `waiting`, `context`, `version`. Estimates for the chosen plan:
     `accept_D` by depth, `plain` the predicted rate of plain decoding, tokens a second. `best` are the three plans with the highest

@@ -24,6 +24,7 @@ class Guard:
         self._keep = math.exp(-1.0 / (2 * dwell))
         self._round = 0
         self._bars: dict[str, tuple[int, int]] = {}
+        self._shut: dict[str, str] = {}
         self._watch("")
 
     def observe(self, drafter: str, seconds: float, plain_s: float, probe: bool) -> bool:
@@ -48,12 +49,22 @@ class Guard:
         self._bars[drafter] = self._round + length, length
         return True
 
-    def bars(self, drafter: str) -> bool:
-        return drafter in self._bars and self._round < self._bars[drafter][0]
+    def shut(self, drafter: str, reason: str) -> None:
+        """Bars a drafter from probes too, until it is opened: its drafts are known to be wrong."""
+        self._shut[drafter] = reason
 
-    def reason(self, name: str) -> str:
-        """What happened, for a person."""
-        return (
+    def open(self, drafter: str) -> None:
+        self._shut.pop(drafter, None)
+
+    def shuts(self, drafter: str) -> bool:
+        return drafter in self._shut
+
+    def bars(self, drafter: str) -> bool:
+        return self.shuts(drafter) or (drafter in self._bars and self._round < self._bars[drafter][0])
+
+    def reason(self, drafter: str, name: str) -> str:
+        """What happened, for a person; `name` is that of the plan."""
+        return self._shut.get(drafter) or (
             f"guard: {name} lately took {self._seconds:.3g} s where plain decoding would have taken {self._plain:.3g} s, "
             f"for more than {self._dwell} rounds; it is off"
         )

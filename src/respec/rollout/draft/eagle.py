@@ -29,9 +29,10 @@ from respec.types import Plan, Proposer, Rollout
 
 @dataclass
 class _Progress:
-    """How far one request has come: positions extended over, and the target's hidden states at those after."""
+    """How far one request has come: positions extended over, by which snapshot, and the target's hidden states at those after."""
 
     extended: int = 0
+    maker: EagleDecoder | None = None
     waiting: list[Float[Tensor, "T taps*hidden"]] = field(default_factory=list)
 
     @property
@@ -67,10 +68,28 @@ class EagleDrafter:
             raise ModelError(
                 f"the new head reads layers {head.shape.taps}, the one in use {self.taps}; they must agree"
             )
-        self._decoder, self.version = EagleDecoder(head, self._decoder.shape.dtype), version
-        self.learned_from = learned_from
+        self.restore(EagleDecoder(head, self._decoder.shape.dtype))
+        self.version, self.learned_from = version, learned_from
+
+    @property
+    def snapshot(self) -> EagleDecoder:
+        """What drafts now."""
+        return self._decoder
+
+    def restore(self, snapshot: EagleDecoder) -> None:
+        """Drafts with this snapshot, of this drafter's earlier heads or of its next; all that the one before computed is forgotten."""
+        self._decoder = snapshot
         self._cache = None
         self.drop()
+
+    def stale(self) -> int:
+        """Of how many requests the keys were made by another snapshot than the one that drafts: law 4 has it that there are none."""
+        made = [progress.maker for progress in self._progress.values() if progress.extended]
+        return sum(maker is not self._decoder for maker in made)
+
+    def waiting(self) -> list[Float[Tensor, "T taps*hidden"]]:
+        """The target's hidden states that came since the last draft."""
+        return [part for progress in self._progress.values() for part in progress.waiting]
 
     def observed(self, request: Request) -> int:
         progress = self._progress.get(id(request))
@@ -161,6 +180,7 @@ class EagleDrafter:
             slots += [request.slot] * (end - start)
             positions += range(start, end)
             counts.append(end - start)
+            progress.maker = progress.maker or self._decoder
             progress.extended, progress.waiting = end, []
         feature = self._decoder.fuse(torch.cat(taps))
         token, slot, position = (np.array(part, np.int64) for part in (tokens, slots, positions))

@@ -61,8 +61,9 @@ class PreviousDrafter:
     def propose(
         self, requests: Sequence[Request], plan: Plan, limits: Sequence[int], context: DraftContext | None
     ) -> list[DraftTree]:
+        mode: Mode = context.mode if context is not None else "matching"
         trees = [
-            self._follow(request, min(plan.s, plan.n, limit), context.mode)
+            self._follow(request, min(plan.s, plan.n, limit), mode)
             for request, limit in zip(requests, limits, strict=True)
         ]
         others = [i for i, tree in enumerate(trees) if tree is None]

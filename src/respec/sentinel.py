@@ -1,0 +1,297 @@
+"""The sentinel put together with an engine: looks at draft weights at the door and at accepted tokens after every swap, turns off a drafter
+whose drafts have collapsed, and brings its last good weights back.
+
+It stands between the engine and whoever plans, static or adaptive. Drafts are verified, so what it guards is speed: no token changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from respec.models.eagle import EagleHead
+from respec.models.eagle_check import facts_of, fault_of
+from respec.models.eagle_decoder import EagleDecoder
+from respec.rollout.draft.eagle import EagleDrafter
+from respec.rollout.draft.eagle_probe import another_size, answers, sizes, what_is_wrong
+from respec.rollout.draft.protocol import Drafter, PolicyDrafter
+from respec.rollout.planner import Planner, planner_of
+from respec.speculation.decision import Decision
+from respec.speculation.pace import PacedController
+from respec.speculation.sentinel import Sighting, Watch
+from respec.types import PLAIN, Load, Plan, Rollout, RoundRecord, Sampling, Version
+
+# What an adaptive server is told of weights that have come back, in sequences.
+BELIEF = 32.0
+# Completions are this far, in doublings of their length, before it no longer matters to acceptance how far.
+OLDEST = 5
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a head was taken at the door, and if not, the line that says why."""
+
+    taken: bool
+    line: str = ""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A snapshot of a head that drafted well, its version, and its answers (see `eagle_probe`)."""
+
+    snapshot: EagleDecoder
+    version: int
+    answered: Float[Tensor, "asked draft"]
+
+
+class Sentinel:
+    """A planner around a planner, and the door of the `eagle` drafter. Drafters with weights that follow the policy are watched: `eagle`, and those
+    that decode with the policy's own.
+
+    `say` gets one line an alarm. `first` reads the head that the drafter began with, to come back to before there is a better one; at any
+    time at most one snapshot is kept beside the one that drafts.
+    """
+
+    def __init__(
+        self,
+        planner: Plan | Planner,
+        drafters: Mapping[str, Drafter],
+        say: Callable[[str], None],
+        first: Callable[[], EagleHead] | None = None,
+    ) -> None:
+        self.planner = planner_of(planner)
+        self.controller = planner.controller if isinstance(planner, PacedController) else None
+        self._drafters, self._say, self._first = drafters, say, first
+        self._watch = {
+            name: Watch() for name, d in drafters.items() if isinstance(d, PolicyDrafter) or name == EagleDrafter.name
+        }
+        eagle = drafters.get(EagleDrafter.name)
+        self._eagle = eagle if isinstance(eagle, EagleDrafter) else None
+        self._now = _kept(self._eagle) if self._eagle else None
+        self._good: _Kept | None = None
+        # of hidden states, so many rounds after a swap
+        self._sizes: dict[int, Float[np.ndarray, "taps"]] = {}
+        self._off: set[str] = set()
+        # drafters that were given back their last good weights since the last swap
+        self._second: set[str] = set()
+        self._sampling: Sampling | None = None
+        self._load: Load | None = None
+        self._overruled = False
+        # rounds in all, and those that `eagle` has drafted since the last swap
+        self._round = self._since = 0
+        self._alarms: list[str] = []
+        self._decisions: list[Decision] = []
+
+    @property
+    def predicted(self) -> float:
+        """Tokens/s that the plan given last promises; 0 where it was overruled."""
+        return 0.0 if self._overruled else self.planner.predicted
+
+    def under(self, sampling: Sampling) -> Sentinel:
+        """Itself, told how the rollout that begins is sampled: greedy drafts are accepted otherwise than those at temperature 1."""
+        self._sampling = sampling
+        return self
+
+    def admit(self, head: EagleHead, version: int, learned_from: int = 0) -> Verdict:
+        """The door: `head` drafts from now on, unless something is wrong with it; then the one in use goes on."""
+        drafter = self._eagle
+        assert drafter is not None and self._now is not None, "there is no head to be followed"
+        refused = self._refusal(head, version)
+        if refused:
+            line = f"sentinel: the head of version {version} was refused: {refused}; version {self._now.version} goes on drafting"
+            self._tell(line, EagleDrafter.name)
+            return Verdict(False, line)
+        if EagleDrafter.name not in self._off | self._second:
+            self._good = self._now
+        drafter.adopt(head, version, learned_from)
+        self._now = _kept(drafter)
+        self._renewed(EagleDrafter.name)
+        return Verdict(True)
+
+    def plan(self, load: Load) -> Plan:
+        """The planner's plan; plain decoding in place of a drafter that is off."""
+        self._round += 1
+        if self._load is not None and load.version != self._load.version:
+            for name in self._watch:
+                self._renewed(name)
+        self._load = load
+        plan = self.planner.plan(load)
+        self._overruled = plan.drafter in self._off
+        return PLAIN if self._overruled else plan
+
+    def depths(self) -> Sequence[int] | None:
+        """The planner's, of its own plan."""
+        return None if self._overruled else self.planner.depths()
+
+    def learn(self, rollouts: Sequence[Rollout]) -> None:
+        self.planner.learn(rollouts)
+
+    def observe(self, record: RoundRecord) -> None:
+        """Tells the planner, and looks at the round's drafts."""
+        self.planner.observe(record)
+        name, watch, load = record.plan.drafter, self._watch.get(record.plan.drafter), self._load
+        if watch is None or load is None:
+            return
+        if name == EagleDrafter.name and self._looked_into(watch, record.plan):
+            return
+        deep_B = self.planner.depths() or [record.plan.s] * load.active
+        asked = sum(left > 1 and deep > 0 for left, deep in zip(load.remaining_B, deep_B, strict=False))
+        key = (record.plan.t, self._kind(), self._age(load))
+        seen = watch.observe(key, asked, record.tested_D, record.accepted_D)
+        if seen is not None:
+            what = (
+                f"{name} had {seen.accepted} of {seen.tested} tokens accepted at depth {seen.depth} in {seen.rounds} rounds, where "
+                f"{seen.expected:.0f} were expected; likely cause: {self._cause(name, seen)}"
+            )
+            self._failed(name, watch, what, record.plan)
+
+    def take_alarms(self) -> list[str]:
+        """The lines said since this was last asked."""
+        taken, self._alarms = self._alarms, []
+        return taken
+
+    def take_decisions(self) -> tuple[Decision, ...]:
+        """Its own decisions and the controller's since this was last asked, in the order of rounds."""
+        theirs = self.controller.take_decisions() if self.controller is not None else ()
+        taken, self._decisions = self._decisions, []
+        return tuple(sorted((*theirs, *taken), key=lambda decision: decision.round))
+
+    def _refusal(self, head: EagleHead, version: int) -> str:
+        assert self._eagle is not None
+        if version <= self._eagle.version:
+            return f"the drafter is at version {self._eagle.version}; likely cause: a stale copy, or one that was sent twice"
+        held = self._good or self._now
+        fault = fault_of(facts_of(head), held.snapshot.facts) if held else None
+        return f"{fault.seen}; likely cause: {fault.cause}" if fault else ""
+
+    def _renewed(self, name: str) -> None:
+        """New weights, of the drafter or of the policy: what was off is tried, what did well is the measure."""
+        watch = self._watch[name]
+        if name in self._off:
+            watch.again()
+            self._switch(name, None)
+        else:
+            watch.swapped()
+        self._second.discard(name)
+        self._since = 0
+
+    def _looked_into(self, watch: Watch, plan: Plan) -> bool:
+        """Whether something is wrong with the head's snapshot or its keys, whatever acceptance says; looked for 1, 2, 4, ... rounds after a swap."""
+        drafter, name = self._eagle, EagleDrafter.name
+        assert drafter is not None and self._now is not None
+        if stale := drafter.stale():
+            drafter.restore(drafter.snapshot)
+            watch.again()
+            self._tell(
+                f"sentinel: {name} held keys of {stale} requests that an older head had made; likely cause: a swap that did not drop them; they are "
+                "dropped, and it goes on", name,
+            )  # fmt: skip
+            return True
+        self._since += 1
+        if self._since.bit_count() > 1:
+            return False
+        if wrong := what_is_wrong(drafter.snapshot, self._now.answered):
+            self._failed(name, watch, f"{name} drafted for {self._since} rounds when {wrong}", plan)
+        elif waiting := drafter.waiting():
+            now = sizes(waiting, len(drafter.taps))
+            wrong = another_size(now, self._sizes.get(self._since, now), drafter.taps)
+            if wrong:
+                # no head can read these
+                self._second.add(name)
+                self._failed(name, watch, wrong, plan)
+            else:
+                self._sizes[self._since] = now
+        return bool(wrong)
+
+    def _failed(self, name: str, watch: Watch, what: str, plan: Plan) -> None:
+        """The last good weights come back; where there are none, or they failed too, the drafter is off."""
+        good = self._last_good() if name == EagleDrafter.name and name not in self._second else None
+        if good is None:
+            watch.doubt()
+            line = f"sentinel: {what}; it is off until the next swap"
+            self._switch(name, line)
+        else:
+            self._restore(good)
+            watch.again()
+            self._second.add(name)
+            self._believe(name, watch, plan)
+            line = f"sentinel: {what}; version {good.version}, the last good one, drafts again"
+        self._tell(line, name)
+
+    def _last_good(self) -> _Kept | None:
+        if self._good is not None or self._first is None or self._eagle is None:
+            return self._good
+        snapshot = EagleDecoder(self._first(), self._eagle.snapshot.shape.dtype)
+        return _Kept(snapshot, 0, answers(snapshot))
+
+    def _restore(self, good: _Kept) -> None:
+        assert self._eagle is not None
+        self._eagle.restore(good.snapshot)
+        self._now = self._good = good
+        self._since = 0
+
+    def _cause(self, name: str, seen: Sighting) -> str:
+        drafter, load = self._drafters[name], self._load
+        if isinstance(drafter, EagleDrafter) and self._now is not None:
+            wrong = what_is_wrong(drafter.snapshot, self._now.answered)
+            if wrong:
+                return wrong
+            if seen.accepted < 0.5 * seen.expected:
+                return "weights of another head or policy, or hidden states of other layers, or in another order, than it was trained with"
+            return "the policy has moved away from it"
+        at = load.version.policy if load is not None else 0
+        return f"its weights are not those of policy version {at}"
+
+    def _switch(self, name: str, reason: str | None) -> None:
+        """Off for a reason, on for none."""
+        guard = self.controller.guard if self.controller is not None else None
+        if reason is None:
+            self._off.discard(name)
+            if guard is not None:
+                guard.open(name)
+        else:
+            self._off.add(name)
+            if guard is not None:
+                guard.shut(name, reason)
+
+    def _believe(self, name: str, watch: Watch, plan: Plan) -> None:
+        """Weights that have come back are worth what they were: an adaptive server need not find out by probes."""
+        if self.controller is not None:
+            tested, accepted = watch.expected(plan.t)
+            acceptance = self.controller.acceptance
+            acceptance.discount(0.0, name)
+            acceptance.observe_shadow(name, tested, accepted, BELIEF / max(tested[0], 1.0), plan.t)
+
+    def _kind(self) -> tuple[float, int, float, float]:
+        s = self._sampling
+        return (s.temperature, s.top_k, s.top_p, s.min_p) if s is not None else (1.0, 0, 1.0, 0.0)
+
+    def _age(self, load: Load) -> int:
+        """Doublings of the mean number of tokens drawn so far."""
+        if self._sampling is None:
+            return 0
+        drawn = self._sampling.max_new_tokens - float(np.mean(load.remaining_B))
+        return min(OLDEST, int(np.log2(1.0 + max(drawn, 0.0))))
+
+    def _tell(self, line: str, name: str) -> None:
+        self._alarms.append(line)
+        load = self._load or Load(0, 0, 0.0, ())
+        version = Version(load.version.policy, self._eagle.version if self._eagle is not None else 0)
+        last = self.controller.decisions[-1:] if self.controller is not None else ()
+        elapsed_s, probed_s = (last[0].elapsed_s, last[0].probed_s) if last else (0.0, 0.0)
+        chosen = PLAIN if name in self._off or not load.active else Plan(name)
+        self._decisions.append(
+            Decision(
+                self._round, "sentinel", load.active, load.waiting, load.context, version, chosen, (), 0.0, (),
+                elapsed_s, probed_s, line,
+            )
+        )  # fmt: skip
+        self._say(line)
+
+
+def _kept(drafter: EagleDrafter) -> _Kept:
+    return _Kept(drafter.snapshot, drafter.version, answers(drafter.snapshot))

@@ -1,0 +1,32 @@
+"""Free memory that the C library holds on to goes back to the system."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+
+FRAGMENTS = """
+import torch
+from respec.models.heap import give_back
+
+def resident():
+    return int(open('/proc/self/statm').read().split()[1]) * 4096 / 2**20
+
+del_me = torch.ones(7 * 2**20)  # 28 MiB: once such a block has been freed, glibc puts blocks as large on the heap
+del del_me
+big, kept = [], []
+for _ in range(8):
+    big.append(torch.ones(2**20))
+    kept.append(torch.ones(256))
+big.clear()
+held = resident()
+give_back()
+print(held - resident())
+"""
+
+
+def test_what_is_free_between_pieces_that_live_on_is_given_back():
+    done = subprocess.run([sys.executable, "-c", FRAGMENTS], capture_output=True, text=True, check=True)
+    assert float(done.stdout) > 20, "MiB, of the 32 that have been freed"
+    assert resource.getpagesize() == 4096, "what the figure above is reckoned with"
