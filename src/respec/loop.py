@@ -204,17 +204,13 @@ def _metrics(
             metrics[f"reward/part/{name}"] = np.mean(np.array(parts, float))
     if made.plain is not None:
         # by token: completions of the two modes that are not exact are of other lengths
-        metrics |= {
-            "rollout/speedup": stats.tokens_per_s / made.plain.tokens_per_s,
-            "time/compare_s": made.plain.wall_s,
-        }
+        metrics["rollout/speedup"] = stats.tokens_per_s / made.plain.tokens_per_s
+        metrics["time/compare_s"] = made.plain.wall_s
     if made.identical is not None:
         metrics["rollout/tokens_identical"] = float(made.identical)
     if weights := [rollout.weight_T for rollout in made.rollout_R if rollout.weight_T is not None]:
-        metrics |= {
-            "rollout/weight_mean": np.concatenate(weights).mean(),
-            "rollout/weight_max": max(map(np.max, weights)),
-        }
+        metrics["rollout/weight_mean"] = np.concatenate(weights).mean()
+        metrics["rollout/weight_max"] = max(map(np.max, weights))
     return {name: float(value) for name, value in metrics.items()}
 
 
