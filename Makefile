@@ -3,11 +3,12 @@
 # make demo FRESH=1          begins anew (deletes the demo's run folder); without it the run goes on where it stood
 # make test                  the tests, but the slow ones
 # make lint                  style and types
-# make peers                 what respec is compared with (transformers, TRL, vLLM, speculators), each in an environment of its own, .peers/NAME
+# make peers                 what respec is compared with, in environments of their own, .peers/NAME; PEERS=hf: transformers and TRL alone
 # make warm-demo             makes the built-in model's weights anew
 SHELL := bash
 MODEL ?= demo
 WORKERS ?= 2
+PEERS ?= hf vllm speculators
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -49,7 +50,7 @@ ifeq ($(MODEL),smollm2)
 endif
 	@$(BIN)/respec train examples/$(MODEL).toml $(if $(FRESH),--fresh)
 
-peers: .peers/hf/.installed .peers/vllm/.installed .peers/speculators/.installed
+peers: $(PEERS:%=.peers/%/.installed)
 
 .peers/%/.installed: benchmarks/peers/%.txt benchmarks/peers/install.sh
 	@PYTHON=$(PYTHON) benchmarks/peers/install.sh $*
