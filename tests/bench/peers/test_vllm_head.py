@@ -39,7 +39,7 @@ def accepted_by_vllm(head: Path, prompts: list[list[int]], log: Path) -> float:
     worker = Worker("vllm", python_of(kind, PEERS), WORKERS / kind.worker, log)
     options = dict(kind.options) | {"speculation": str(head), "depth": DEPTH, "eager": True}
     try:
-        worker.ask("load", model=str(DEMO), threads=2, dtype="bfloat16", batch=len(prompts), context=256, **options)
+        worker.ask("load", model=str(DEMO), threads=1, dtype="bfloat16", batch=len(prompts), context=256, **options)
         answer = worker.ask(
             "run", prompts=prompts, batch=len(prompts), new_tokens=NEW_TOKENS, eos=[], temperature=0.0, logprobs=False
         )
@@ -50,11 +50,17 @@ def accepted_by_vllm(head: Path, prompts: list[list[int]], log: Path) -> float:
 
 
 def test_vllm_drafts_with_a_head_of_ours_as_well_as_we_do(tmp_path: Path):
-    small = ("task.train_size=64", "task.eval_size=8", "rollout.group_size=4", f"rollout.max_new_tokens={NEW_TOKENS}")
+    small = (
+        "task.train_size=64",
+        "task.eval_size=8",
+        "rollout.group_size=4",
+        "run.threads=1",
+        f"rollout.max_new_tokens={NEW_TOKENS}",
+    )
     config = load_config(ROOT / "examples" / "demo.toml", small)
     with open_view("drafter", 1) as view:
         distil_alone(
-            config, view, tmp_path / "trained", Recipe(tokens=12_000, steps=120), LearnerSettings(depths=DEPTH)
+            config, view, tmp_path / "trained", Recipe(tokens=6_000, steps=60, batch=16), LearnerSettings(depths=DEPTH)
         )
     policy = load_policy(config.model)
     save_head(create_head(policy.model, seed=1), tmp_path / "random")
