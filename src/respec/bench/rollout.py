@@ -96,7 +96,7 @@ def bench_rollout(
             )  # fmt: skip
             versions[name] = loaded["versions"]
             if check:
-                judged = judge_peer(worker, peers[name].dtype, prompts, max(work.batches), reference)
+                judged = judge_peer(worker, peers[name].dtype, prompts, reference)
                 findings[name] = [asdict(finding) for finding in judged]
                 for finding in judged:
                     say(f"{name}: {finding.check}: {finding.outcome}: {finding.sentence}")

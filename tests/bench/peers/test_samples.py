@@ -55,7 +55,7 @@ class InThisProcess:
 
 
 def outcomes(worker: Any, reference: Reference) -> dict[str, str]:
-    findings = judge_peer(worker, "float32", PROMPTS, 64, reference)
+    findings = judge_peer(worker, "float32", PROMPTS, reference)
     return {finding.check: finding.outcome for finding in findings}
 
 

@@ -18,25 +18,25 @@ from respec.types import Prompt, Rollout, Stream
 # As in a certificate: completions of 32 tokens, and many of two for their first tokens.
 TOKENS, LONG, SHORT = 2048, 32, 2
 PROMPTS, SHORTS = 8, 512
+# In flight at once, whatever batch is timed: what is sampled does not depend on it, how long this takes does.
+BATCH = 64
 
 
-def judge_peer(
-    worker: Worker, dtype: str, prompts: Sequence[Prompt], batch: int, reference: Reference
-) -> tuple[Finding, ...]:
+def judge_peer(worker: Worker, dtype: str, prompts: Sequence[Prompt], reference: Reference) -> tuple[Finding, ...]:
     """Draws about `TOKENS` tokens after the first few prompts, untimed, and judges them. Raises ConfigError when the peer fails."""
     few = list({prompt.token_ids: prompt for prompt in prompts}.values())[:PROMPTS]
-    drawn = draw(worker, few, TOKENS // LONG // len(few), LONG, batch)
-    short = draw(worker, few, SHORTS // len(few), SHORT, batch)
+    drawn = draw(worker, few, TOKENS // LONG // len(few), LONG)
+    short = draw(worker, few, SHORTS // len(few), SHORT)
     kind = getattr(torch, dtype)
     allowed = allowed_mean(reference, drawn, 1.0, kind)
     return tuple(judge_samples(worker.name, drawn, short, 1.0, reference, kind, allowed))
 
 
-def draw(worker: Worker, prompts: Sequence[Prompt], each: int, new_tokens: int, batch: int) -> list[Rollout]:
+def draw(worker: Worker, prompts: Sequence[Prompt], each: int, new_tokens: int) -> list[Rollout]:
     """`each` completions of every prompt, of exactly `new_tokens` tokens."""
     asked = [prompt for prompt in prompts for _ in range(each)]
     answer = worker.ask(
-        "run", prompts=[prompt.token_ids for prompt in asked], batch=batch, new_tokens=new_tokens, eos=[], temperature=1.0, logprobs=True
+        "run", prompts=[prompt.token_ids for prompt in asked], batch=BATCH, new_tokens=new_tokens, eos=[], temperature=1.0, logprobs=True
     )  # fmt: skip
     return as_rollouts(asked, answer)
 
