@@ -111,24 +111,12 @@ def bench_rollout(
     result = measure_rollout(
         model, ours, head, peers.split(","), settings, prompts, work, check, peers_in, out, lambda line: print(line, flush=True)
     )  # fmt: skip
-    table = Table(
-        "batch",
-        "ours",
-        "peer",
-        "ratio (median)",
-        "lowest",
-        "highest",
-        "ours tokens/s",
-        "peer tokens/s",
-        "entropy",
-        "peer's samples",
-    )
+    table = Table("batch", "ours", "peer", "ratio", "tokens/s", "entropy", "peer's samples")
     for row in result["rows"]:
-        ratios = [f"{row[name]:.2f}x" for name in ("ratio", "ratio_min", "ratio_max")]
-        rates = [f"{row[name]:.0f}" for name in ("tokens_per_s", "peer_tokens_per_s")]
         fits = {True: "fit", False: "DO NOT FIT", None: "unchecked"}[row["peer_fits"]]
+        rates = f"{row['tokens_per_s']:.0f} / {row['peer_tokens_per_s']:.0f}"
         table.add_row(
-            str(row["batch"]), row["ours"], row["peer"], *ratios, *rates, f"{row['policy_entropy']:.2f}", fits
+            str(row["batch"]), row["ours"], row["peer"], _ratio(row), rates, f"{row['policy_entropy']:.2f}", fits
         )
     Console().print(table)
 
@@ -157,11 +145,13 @@ def bench_step(
         model, peers.split(","), speculation, prompts, group, new_tokens, repeats, threads, peers_in, out,
         lambda line: print(line, flush=True),
     )  # fmt: skip
-    table = Table("peer", "faster (median)", "lowest", "highest", "ours s", "peer s", "ours GiB", "peer GiB", "memory")
+    table = Table("peer", "times as fast", "seconds", "GiB", "memory")
     for row in result["rows"]:
-        ratios = [f"{row[name]:.2f}x" for name in ("ratio", "ratio_min", "ratio_max")]
-        figures = [f"{row[name]:.1f}" for name in ("seconds", "peer_seconds", "peak_gib", "peer_peak_gib")]
-        table.add_row(row["peer"], *ratios, *figures, f"{row['memory_ratio']:.2f}x")
+        seconds, memory = (
+            f"{row['seconds']:.1f} / {row['peer_seconds']:.1f}",
+            f"{row['peak_gib']:.1f} / {row['peer_peak_gib']:.1f}",
+        )
+        table.add_row(row["peer"], _ratio(row), seconds, memory, f"{row['memory_ratio']:.2f}x")
     Console().print(table)
 
 
@@ -230,3 +220,8 @@ def print_rollouts(result: dict[str, Any]) -> None:
                 print(
                     f"{auto['variant']} over {words}, {auto[name]}: {auto[f'over_{name}']:.3f}x ({low:.3f}-{high:.3f})"
                 )
+
+
+def _ratio(row: dict[str, Any]) -> str:
+    """A median, and the lowest and highest it is of."""
+    return f"{row['ratio']:.2f}x ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})"
