@@ -34,7 +34,7 @@ def bench_step(
     """Our step and each peer's, `repeats` times in turning order, after one untimed step of each (allocators, optimizer state).
 
     Peers train and generate in float32; we train in float32 and decode in the decoding dtype. Raises ConfigError for a peer that is unknown,
-    is not installed or fails, and when `out` is given in a tree with uncommitted changes.
+    is not installed, fails or does other work, and when `out` is given in a tree with uncommitted changes.
     """
     if out is not None:
         refuse_dirty()
@@ -52,11 +52,15 @@ def bench_step(
             options = {"speculation": speculation} if name == OURS else kinds[name].options
             versions[name] = worker.ask("load", **asked, **options)["versions"]
         taken: dict[str, list[dict[str, Any]]] = {name: [] for name in running}
-        names = list(running)
+        names, tokens = list(running), len(texts) * group * new_tokens
         for repeat in range(repeats + 1):
             turn = repeat % len(names)
             for name in names[turn:] + names[:turn]:
                 answer = running[name].ask("step")
+                if answer["tokens"] != tokens:
+                    raise ConfigError(
+                        f"'{name}' drew {answer['tokens']} tokens in a step, not the {tokens} that are compared"
+                    )
                 say(f"{name}: {answer['seconds']:.1f} s, {answer['peak_bytes'] / 2**30:.1f} GiB at most")
                 if repeat:
                     taken[name].append(answer)

@@ -6,7 +6,7 @@ import importlib.metadata
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,19 +42,21 @@ def trainer(request: Request, wire: Wire) -> Any:
         temperature=1.0, top_k=0, top_p=1.0, learning_rate=request["lr"], max_steps=MANY, save_strategy="no", report_to=[],
         logging_steps=MANY, disable_tqdm=True, seed=0,
     )  # fmt: skip
+    drawn = [0]
+
+    def reward(completions: list[str], completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        drawn[0] = sum(map(len, completion_ids))
+        return distinct_words(completions)
+
     model = AutoModelForCausalLM.from_pretrained(request["model"], dtype=torch.float32)
     return GRPOTrainer(
         model=model, reward_funcs=reward, args=arguments, train_dataset=Dataset.from_dict({"prompt": prompts}),
-        processing_class=AutoTokenizer.from_pretrained(request["model"]), callbacks=[turns(wire)],
+        processing_class=AutoTokenizer.from_pretrained(request["model"]), callbacks=[turns(wire, drawn)],
     )  # fmt: skip
 
 
-def reward(completions: list[str], **columns: Any) -> list[float]:
-    return distinct_words(completions)
-
-
-def turns(wire: Wire) -> Any:
-    """The callback that keeps step with the benchmark."""
+def turns(wire: Wire, drawn: Sequence[int]) -> Any:
+    """The callback that keeps step with the benchmark. `drawn[0]` is how many tokens the last step drew."""
     from transformers import TrainerCallback
 
     versions = {name: importlib.metadata.version(name) for name in ("trl", "torch", "transformers")}
@@ -70,7 +72,7 @@ def turns(wire: Wire) -> Any:
             self.began = time.perf_counter()
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            self.answer = {"seconds": time.perf_counter() - self.began, "peak_bytes": peak_memory()}
+            self.answer = {"seconds": time.perf_counter() - self.began, "peak_bytes": peak_memory(), "tokens": drawn[0]}
 
     return Turns()
 
