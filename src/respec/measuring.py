@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from respec.adaptive import make_controller, samples
-from respec.bench.rollout import Work, bench_rollout, kinds_by_name
+from respec.bench.rollout_peers import Work, bench_rollout, kinds_by_name
 from respec.bench.rollouts import bench_rollouts
 from respec.bench.speculation import bench_speculation
-from respec.bench.step import bench_step
+from respec.bench.step_peers import bench_step
 from respec.bench.variants import variants_by_name
 from respec.config import Config, ModelConfig, SpeculationConfig
 from respec.drafting import make_drafters

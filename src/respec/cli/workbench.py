@@ -99,7 +99,7 @@ def bench_rollout(
 
     Example: respec bench rollout models/smollm2 --peers generate,vllm --batch 1 --batch 16 --out benchmarks/results/rollout_peers.json
     """
-    from respec.bench.rollout import Work
+    from respec.bench.rollout_peers import Work
     from respec.config import load_config
     from respec.measuring import measure_rollout
 

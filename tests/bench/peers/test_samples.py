@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from respec.bench.peers.process import WORKERS
 from respec.bench.peers.samples import as_rollouts, judge_peer
-from respec.bench.rollout import verdict
+from respec.bench.rollout_peers import verdict
 from respec.certify.reference import Reference
 from respec.types import Prompt
 

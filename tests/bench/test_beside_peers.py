@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from respec.bench import rollout, step
-from respec.bench.rollout import Timed, Work, interleaved, kinds_by_name, prompts_of_batch
+from respec.bench import rollout_peers, step_peers
+from respec.bench.rollout_peers import Timed, Work, interleaved, kinds_by_name, prompts_of_batch
 from respec.errors import ConfigError
 from respec.types import Prompt
 
@@ -34,7 +34,7 @@ def test_every_side_begins_in_turn_after_one_round_that_is_not_counted():
 
 def test_the_ratio_is_the_median_of_each_repeats_own():
     taken = {"off": [timed(1.0), timed(10.0), timed(2.0)], "vllm": [timed(2.0), timed(30.0), timed(1.0)]}
-    made = rollout.row(8, "off", "vllm", taken, [{"outcome": "failed"}])
+    made = rollout_peers.row(8, "off", "vllm", taken, [{"outcome": "failed"}])
     # of medians it would be 2 / 2
     assert (
         made["ratios"] == [2.0, 3.0, 0.5]
@@ -42,13 +42,13 @@ def test_the_ratio_is_the_median_of_each_repeats_own():
         and (made["ratio_min"], made["ratio_max"]) == (0.5, 3.0)
     )
     assert made["tokens_per_s"] == 50.0 and made["peer_fits"] is False and made["policy_entropy"] == 0.5
-    assert "DO NOT FIT" in rollout.sentence(made)
-    assert rollout.row(8, "off", "vllm", taken, None)["peer_fits"] is None
+    assert "DO NOT FIT" in rollout_peers.sentence(made)
+    assert rollout_peers.row(8, "off", "vllm", taken, None)["peer_fits"] is None
 
 
 def test_tokens_not_completions_are_what_rates_count():
     taken = {"auto": [timed(2.0, 10, 30)], "generate": [timed(4.0, 20, 60)]}
-    made = rollout.row(2, "auto", "generate", taken, None)
+    made = rollout_peers.row(2, "auto", "generate", taken, None)
     assert made["ratio"] == 1.0 and made["lengths"] == {"mean": 20.0, "min": 10, "max": 30} and made["completions"] == 2
 
 
@@ -69,7 +69,7 @@ def test_a_step_is_compared_by_its_seconds_and_the_peak_of_either_process():
     ours = [{"seconds": s, "peak_bytes": p * 2**30, "generation_s": 1.0, "training_s": 2.0, "accepted_length": 1.5, "entropy": 0.4}
             for s, p in ((2.0, 3), (4.0, 4))]  # fmt: skip
     theirs = [{"seconds": s, "peak_bytes": p * 2**30} for s, p in ((10.0, 8), (12.0, 7))]
-    made = step.row("trl", ours, theirs)
+    made = step_peers.row("trl", ours, theirs)
     assert made["ratio"] == 4.0 and (made["ratio_min"], made["ratio_max"]) == (3.0, 5.0)
     assert made["peak_gib"] == 4 and made["peer_peak_gib"] == 8 and made["memory_ratio"] == 0.5
 
