@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ from respec.errors import ConfigError
 
 WORKERS = Path(__file__).parent
 # Seconds that a worker has to end by itself.
-PATIENCE = 20.0
+PATIENCE = 5.0
 SHOWN_LINES = 12
 
 
@@ -132,6 +133,8 @@ def workers(
     commands = {name: (python_of(kind, root), WORKERS / kind.worker) for name, kind in names.items()}
     commands |= {name: (sys.executable, script) for name, script in (own or {}).items()}
     running: dict[str, Worker] = {}
+    # a stopped worker would outlive us for ever
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         for name, (python, script) in commands.items():
             running[name] = Worker(name, python, script, root / "logs" / f"{name}.log")
@@ -139,3 +142,4 @@ def workers(
     finally:
         for worker in running.values():
             worker.close()
+        signal.signal(signal.SIGTERM, before)
