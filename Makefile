@@ -3,16 +3,18 @@
 # make demo FRESH=1          begins anew (deletes the demo's run folder); without it the run goes on where it stood
 # make test                  the tests, but the slow ones
 # make lint                  style and types
+# make peers                 what respec is compared with, in environments of their own, .peers/NAME; PEERS=hf: transformers and TRL alone
 # make warm-demo             makes the built-in model's weights anew
 SHELL := bash
 MODEL ?= demo
 WORKERS ?= 2
+PEERS ?= hf vllm speculators
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOG := $(VENV)/install.log
 
-.PHONY: help install demo warm-demo test lint
+.PHONY: help install demo peers warm-demo test lint
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -47,6 +49,11 @@ ifeq ($(MODEL),smollm2)
 	@$(BIN)/respec fetch smollm2 --to models/smollm2
 endif
 	@$(BIN)/respec train examples/$(MODEL).toml $(if $(FRESH),--fresh)
+
+peers: $(PEERS:%=.peers/%/.installed)
+
+.peers/%/.installed: benchmarks/peers/%.txt benchmarks/peers/install.sh
+	@PYTHON=$(PYTHON) benchmarks/peers/install.sh $*
 
 warm-demo: $(STAMP)
 	@$(BIN)/python examples/demo_model.py

@@ -23,7 +23,8 @@ from respec.weights.checkpoint import latest_checkpoint
 ROOT = Path(__file__).parents[1]
 DEMO = str(ROOT / "examples" / "demo.toml")
 COMMANDS = (
-    "train", "warmup", "eval", "generate", "bench rollout", "bench speculation", "report", "explain", "profile", "doctor", "fetch smollm2",
+    "train", "warmup", "eval", "generate", "bench rollout", "bench speculation", "bench step",
+    "report", "explain", "profile", "doctor", "fetch smollm2",
 )  # fmt: skip
 # The demo, so small that a step takes about a second.
 SMALL = {

