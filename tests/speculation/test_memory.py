@@ -64,12 +64,12 @@ def test_what_was_learned_outlives_the_controller(cost: CostModel, taught: Contr
 def test_a_barred_drafter_stays_barred(cost: CostModel, tmp_path: Path):
     first = made(cost)
     for _ in range(40):
-        first._guard.observe("a", 2.0, 1.0, False)
-    assert first._guard.bars("a")
+        first.guard.observe("a", 2.0, 1.0, False)
+    assert first.guard.bars("a")
     keep(first, tmp_path)
     again = made(cost)
     recall(again, tmp_path)
-    assert again._guard.bars("a") and not again._guard.bars("b")
+    assert again.guard.bars("a") and not again.guard.bars("b")
 
 
 def test_costs_that_were_profiled_anew_keep_no_corrections(cost: CostModel, taught: Controller, tmp_path: Path):
