@@ -107,7 +107,7 @@ def test_places_without_a_model_are_named(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match="there is no folder '/nowhere/model', and it is not a hub id"):
         load_policy(ModelConfig(path="/nowhere/model"))
-    with pytest.raises(ModelError, match="no folder 'nobody/nothing-here' and it could not be fetched from the hub"):
+    with pytest.raises(ModelError, match="no folder 'nobody/nothing-here', and it could not be fetched from the hub"):
         load_policy(ModelConfig(path="nobody/nothing-here"))
     with pytest.raises(ModelError, match="holds no model transformers can read"):
         load_policy(ModelConfig(path=str(tmp_path)))
