@@ -61,10 +61,16 @@ def distil_alone(config: Config, view: View, to: Path, recipe: Recipe, settings:
     chosen = draft_vocabulary(drawn, recipe.vocabulary, policy.model.config.vocab_size)
     source = str(Path(config.model.path).resolve()) if Path(config.model.path).is_dir() else config.model.path
     head = start or create_head(policy.model, chosen, config.run.seed, source)
-    view.phase("distillation", recipe.steps)
+    view.phase("features", len(drawn))
+
+    def learned(done: int, loss: float) -> None:
+        if done == 1:
+            view.phase("distillation", recipe.steps)
+        view.advance(done, f"loss {loss:.3f}")
+
     stats = distil(
         policy.model, head, drawn, held_out, sampling, settings, recipe.steps, recipe.batch, config.run.seed,
-        lambda done, loss: view.advance(done, f"loss {loss:.3f}"),
+        learned, view.advance,
     )  # fmt: skip
     save_head(head, to)
     write_agreement(to, stats.agreement)

@@ -57,13 +57,15 @@ def distil(
     batch: int,
     seed: int = 0,
     on_step: OnStep | None = None,
+    on_pass: Callable[[int], None] | None = None,
 ) -> DistilStats:
     """Trains `head` in place for `steps` steps of `batch` completions, drawn in permutations of `rollouts`; the rate goes up, then down a cosine.
 
-    `sampling` is what the rollouts were drawn with. `on_step(steps done, loss)` is called after each.
+    `sampling` is what the rollouts were drawn with. `on_step(steps done, loss)` is called after each; before the first, `on_pass`
+    with the number of completions whose features have been taken.
     """
     began = time.perf_counter()
-    examples = capture(model, head.shape.taps, rollouts, sampling, tokens_per_pass=settings.tokens)
+    examples = capture(model, head.shape.taps, rollouts, sampling, tokens_per_pass=settings.tokens, on_pass=on_pass)
     judged = capture(model, head.shape.taps, held_out, sampling, tokens_per_pass=settings.tokens)
     learner = DrafterLearner(head, settings)
     before, _ = acceptance(head, judged, settings.depths, settings.temperature, settings.tokens)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,10 +55,12 @@ def capture(
     top: int = 64,
     weights: Sequence[float] = (),
     tokens_per_pass: int = 2048,
+    on_pass: Callable[[int], None] | None = None,
 ) -> list[Example]:
     """Examples from rollouts, in their order, by the policy's own forward pass over them packed.
 
-    `top` is K. Hidden states are kept in bfloat16, as a float64 policy's in float64. Empty completions are left out.
+    `top` is K. Hidden states are kept in bfloat16, as a float64 policy's in float64. Empty completions are left out. `on_pass` is told after
+    each pass how many completions are done.
     """
     kept = [index for index, rollout in enumerate(rollouts) if len(rollout.token_T)]
     found: dict[int, Example] = {}
@@ -74,6 +76,8 @@ def capture(
         )
         found.update(zip(chosen, made, strict=True))
         give_back()
+        if on_pass is not None:
+            on_pass(len(found))
     return [found[i] for i in kept]
 
 
