@@ -30,6 +30,7 @@ from respec.report.metrics import checked
 from respec.report.pieces import token_pieces
 from respec.report.run_dir import RunDir
 from respec.report.summary import summarize, tokens_so_far
+from respec.report.surprise import Surprise, recorded, surprise
 from respec.stages import (
     Stages,
     asks_of_step,
@@ -97,6 +98,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
             if run.last_step is None:
                 _record_start(stages, run)
             tokens = tokens_so_far(run.read_metrics())
+            seen = sum((recorded(past.metrics) for past in run.read_metrics()), Surprise())
             saved_at, finished = time.monotonic(), step >= config.run.steps
             while not finished and not stop():
                 step += 1
@@ -109,8 +111,9 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 pieces = [token_pieces(policy.tokenizer, s.rollout.token_T.tolist()) for s in scored[:SHOWN_ROLLOUTS]]
                 run.write_step(step, checked(metrics), scored, rounds, pieces, decisions_of(stages.planner))
                 view.step(step, metrics)
-                if metrics["reward/fell_back"]:
-                    view.say(fallbacks(scored))
+                before, seen = seen, seen + recorded(metrics)
+                for line in (*fallbacks(scored), *(seen.news(before) if config.speculation.mode != "lossy" else ())):
+                    view.say(line)
                 minutes = (time.monotonic() - saved_at) / 60
                 due = _every(config.checkpoint.every_steps, step) or 0 < config.checkpoint.every_minutes <= minutes
                 if finished or due or stop():
@@ -146,7 +149,8 @@ def _step(
     swap(stages.engine, stages.policy, config.model.dtype, version=step)
     learn_histories(stages.engine, made.rollout_R)
     ended = time.perf_counter()
-    metrics = _metrics(made, scored, update, stages.reward.names) | distilled | share_of(distilled, ended - began) | {
+    own = surprise(made.rollout_R, config.rollout.sampling())
+    metrics = _metrics(made, scored, update, stages.reward.names, own) | distilled | share_of(distilled, ended - began) | {
         "time/reward_s": reward_s, "time/weights_s": ended - swapped_at, "time/step_s": ended - began,
         "tokens/total": tokens_before + made.stats.tokens, "drafter/alarms": float(len(stages.planner.take_alarms())),
     }  # fmt: skip
@@ -176,7 +180,7 @@ def _rollouts(stages: Stages, asks: Sequence[Ask], step: int) -> Generated:
 
 
 def _metrics(
-    made: Generated, scored: Sequence[ScoredRollout], update: UpdateStats, names: Sequence[str]
+    made: Generated, scored: Sequence[ScoredRollout], update: UpdateStats, names: Sequence[str], own: Surprise
 ) -> dict[str, float]:
     stats, rewards = made.stats, np.array([item.reward for item in scored])
     lengths = np.array([len(item.rollout.token_T) for item in scored])
@@ -206,6 +210,8 @@ def _metrics(
         # by token: completions of the two modes that are not exact are of other lengths
         metrics["rollout/speedup"] = stats.tokens_per_s / made.plain.tokens_per_s
         metrics["time/compare_s"] = made.plain.wall_s
+    if own.tokens:
+        metrics |= {"rollout/surprise": own.mean, "rollout/surprise_square": own.square / own.tokens}
     if made.identical is not None:
         metrics["rollout/tokens_identical"] = float(made.identical)
     if weights := [rollout.weight_T for rollout in made.rollout_R if rollout.weight_T is not None]:

@@ -181,8 +181,9 @@ def to_know(config: Config, task: Task) -> list[str]:
     return [*short, lossy] if config.speculation.mode == "lossy" else short
 
 
-def fallbacks(scored: Sequence[ScoredRollout]) -> str:
-    """Which rewards failed in a step, and on how many rollouts."""
+def fallbacks(scored: Sequence[ScoredRollout]) -> list[str]:
+    """A line that says which rewards failed in a step, and on how many rollouts; none where none did."""
     names = sorted({name for item in scored for name in item.fell_back})
     failed = sum(bool(item.fell_back) for item in scored)
-    return f"reward {', '.join(names)} failed on {failed} of {len(scored)} rollouts; its fallback value was used"
+    said = f"reward {', '.join(names)} failed on {failed} of {len(scored)} rollouts; its fallback value was used"
+    return [said] if failed else []

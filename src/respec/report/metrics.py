@@ -48,6 +48,10 @@ METRICS: dict[str, Metric] = {
     ),
     "rollout/draft_acceptance": Metric("share", "ratio of sums", "drafted tokens that were accepted"),
     "rollout/entropy": Metric("nats", "mean over tokens", "entropy of the sampled distribution, untruncated"),
+    "rollout/surprise": Metric(
+        "nats", "mean over tokens", "-log p - entropy: 0 but for chance where tokens are the policy's own draws"
+    ),
+    "rollout/surprise_square": Metric("nats²", "mean over tokens", "its square, which tells how far chance goes"),
     "rollout/speedup": Metric(
         "x", "ratio of times", "tokens/s of the rollouts over plain decoding's of the same prompts"
     ),
