@@ -59,17 +59,24 @@ def batch_whitened(
     """
     if reward_N.min() == reward_N.max():
         return np.zeros_like(reward_N)
-    share_N = length_N / length_N.sum()
-    centred_N = reward_N - (share_N * reward_N).sum()
-    return centred_N / np.sqrt(max((share_N * centred_N**2).sum(), LEAST_VARIANCE))
+    centred_N = reward_N - (length_N * reward_N).sum() / length_N.sum()
+    return _scaled(centred_N, length_N)
 
 
 def group_centred_batch_whitened(
     reward_N: Float64[np.ndarray, "N"], group_N: Int[np.ndarray, "N"], length_N: Int[np.ndarray, "N"]
 ) -> Float64[np.ndarray, "N"]:
-    """REINFORCE++-baseline (arXiv 2501.03262, equation 11): r minus its group's mean, then whitened over the step's tokens."""
-    centred_N = within_groups(group_without_std)(reward_N, group_N, length_N)
-    return batch_whitened(centred_N, group_N, length_N)
+    """REINFORCE++-baseline (arXiv 2501.03262, equation 11): r minus its group's mean, over the deviation of that over the step's tokens.
+
+    The mean over the step is 0 by then, completion by completion; that over tokens is not taken off again, so that a group of equal
+    rewards still teaches nothing.
+    """
+    return _scaled(within_groups(group_without_std)(reward_N, group_N, length_N), length_N)
+
+
+def _scaled(centred_N: Float64[np.ndarray, "N"], length_N: Int[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
+    """Over the root of the mean square, a completion counted as often as it has tokens."""
+    return centred_N / np.sqrt(max((length_N * centred_N**2).sum() / length_N.sum(), LEAST_VARIANCE))
 
 
 GROUP_RELATIVE: dict[str, Estimator] = {
