@@ -1,4 +1,4 @@
-"""The cost model fits measured tables, never falls in any argument, learns from live rounds, and survives JSON."""
+"""The cost model fits measured tables, never falls in any argument, and survives JSON."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from respec.speculation.cost_model import (
     CostError,
     CostModel,
     CostSample,
-    corrected,
     fit,
     nonnegative_least_squares,
     relative_errors,
 )
-from respec.types import Plan, RoundRecord
 
 # Milliseconds on two cores of an AMD EPYC (Zen 4), SmolLM2-135M. All linear layers, by rows: float32, bf16, bf16 prepacked, int8.
 LINEAR = {
@@ -126,27 +124,8 @@ def test_an_unmeasured_drafter_costs_what_the_dearest_does():
     assert seconds[0] < seconds[1] == pytest.approx(seconds[2])
 
 
-def round_of(model: CostModel, drafter: str, active: int, factor: float) -> RoundRecord:
-    plan = Plan(drafter, 2, 1, 2) if drafter != "off" else Plan()
-    rows = np.array([float(active * (1 + plan.n))])
-    seconds = float(model.fitted(active, rows, 50.0, (drafter,), np.array([float(plan.s)]))[0]) * factor
-    return RoundRecord(active, 0, plan, active * plan.n, 0, active, 0.0, seconds, 0.0, 50.0)
-
-
-def test_live_rounds_correct_their_drafter_and_batch_and_fade():
-    model = fit(profile())
-    slow = corrected(model, [round_of(model, "suffix", 8, 1.5)] * 100)
-    assert slow.factor("suffix", 8) == pytest.approx(1.5, rel=0.03)
-    assert slow.factor("suffix", 16) > 1.3  # a neighbour without evidence of its own
-    assert slow.factor("ngram", 8) == slow.factor("off", 8) == 1.0
-    back = corrected(slow, [round_of(model, "suffix", 8, 1.0)] * 600, window=100)
-    assert back.factor("suffix", 8) == pytest.approx(1.0, abs=0.03)
-    # the fit is believed until there is evidence, and one hiccup is not evidence
-    assert corrected(model, [round_of(model, "suffix", 8, 100.0)]).factor("suffix", 8) < 1.2
-
-
 def test_json_keeps_everything():
-    model = corrected(fit(profile()), [round_of(fit(profile()), "suffix", 8, 1.2)] * 3)
+    model = fit(profile())
     assert CostModel.from_dict(json.loads(json.dumps(model.to_dict()))) == model
 
 

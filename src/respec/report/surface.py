@@ -30,7 +30,7 @@ class Sample(Protocol):
 class Cost(Protocol):
     """Predicts seconds of rounds."""
 
-    def fitted(
+    def seconds(
         self, active: int, rows_P: np.ndarray, context: float, drafter_P: Sequence[str], s_P: np.ndarray
     ) -> np.ndarray: ...
 
@@ -43,7 +43,7 @@ def write_surface(path: Path, samples: Sequence[Sample], cost: Cost) -> None:
         points = sorted((s for s in plain if s.active == batch), key=lambda s: s.rows)
         rows = np.unique(np.linspace(points[0].rows, points[-1].rows, 60).round())
         context = float(np.median([s.context for s in points]))
-        line = cost.fitted(batch, rows, context, ["off"] * len(rows), np.zeros(len(rows)))
+        line = cost.seconds(batch, rows, context, ["off"] * len(rows), np.zeros(len(rows)))
         name = f"batch {batch}"
         figure.add_scatter(
             x=[s.rows for s in points], y=[1000 * (s.verify_s + s.overhead_s) for s in points], mode="markers", name=name,

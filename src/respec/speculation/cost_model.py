@@ -1,4 +1,4 @@
-"""Seconds of one decode round, from few parameters fitted to samples: never falling in any argument, corrected by what is measured live.
+"""Seconds of one decode round, from few parameters fitted to samples: never falling in any argument.
 
 A forward pass over M rows is flat while weights are being read and affine once they are being multiplied; attention reads the
 keys of B sequences and multiplies them by M rows. Non-negative least squares over features that never fall in B, M or the context
@@ -8,7 +8,7 @@ gives a surface that never falls in them either, however few the samples.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,13 +16,8 @@ import numpy as np
 from jaxtyping import Float
 
 from respec.errors import RespecError
-from respec.types import RoundRecord
 
 FOLDS = 5
-# A live round further off than this factor is a hiccup of the machine, not a fact about the plan.
-LARGEST_STEP = math.log(2.0)
-# So many rounds' weight is given to the fit itself when live rounds disagree with it.
-TRUST_IN_FIT = 4.0
 
 
 class CostError(RespecError):
@@ -52,8 +47,8 @@ class CostModel:
     """T(B, M, context, drafter, s) = verify + draft + overhead, in seconds. Made by `fit`, read by the solver.
 
     `knots` are the numbers of rows where the forward pass may bend. `draft` holds a, b, c, d of a + b·B + c·s + d·B·s for each
-    drafter, `start` a, b of a + b·B·context, the seconds it takes to begin. `held_out_error` is the median relative error of the whole round on samples left out of the fit. `correction` maps a drafter
-    and an octave of the batch to (mean log of measured over fitted, rounds of evidence); see `corrected`.
+    drafter, `start` a, b of a + b·B·context, the seconds it takes to begin. `held_out_error` is the median relative error of the whole
+    round on samples left out of the fit. What live rounds say beside it is the controller's residual.
     """
 
     knots: tuple[int, ...]
@@ -61,7 +56,6 @@ class CostModel:
     overhead: tuple[float, ...]
     draft: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     held_out_error: float = math.nan
-    correction: Mapping[str, Mapping[int, tuple[float, float]]] = field(default_factory=dict)
     start: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
@@ -77,10 +71,10 @@ class CostModel:
         fixed, by_key = np.array([self.start.get(name, none) for name in drafter_P]).T
         return fixed + by_key * active * context
 
-    def fitted(
+    def seconds(
         self, active: int, rows_P: Float[np.ndarray, "P"], context: float, drafter_P: Sequence[str], s_P: np.ndarray
     ) -> Float[np.ndarray, "P"]:
-        """Seconds of a round of each of P plans, without the live correction. A drafter never measured costs what the dearest does."""
+        """Seconds of a round of each of P plans. A drafter never measured costs what the dearest does."""
         active_P = np.full(len(rows_P), float(active))
         weights = np.array([self.drafting(name) for name in drafter_P])
         return self.forward(active_P, rows_P, context) + (_draft_features(active_P, s_P) * weights).sum(axis=1)
@@ -98,21 +92,6 @@ class CostModel:
             return (0.0,) * 4
         return self.draft[drafter] if drafter in self.draft else tuple(np.max([*self.draft.values()], axis=0))
 
-    def seconds(
-        self, active: int, rows_P: Float[np.ndarray, "P"], context: float, drafter_P: Sequence[str], s_P: np.ndarray
-    ) -> Float[np.ndarray, "P"]:
-        """Seconds of a round of each of P plans, live correction included."""
-        factor = {name: self.factor(name, active) for name in set(drafter_P)}
-        return self.fitted(active, rows_P, context, drafter_P, s_P) * np.array([factor[name] for name in drafter_P])
-
-    def factor(self, drafter: str, active: int) -> float:
-        """What live rounds of this drafter say that fitted seconds are to be multiplied by: this octave's evidence, else its neighbours'."""
-        total = weight = 0.0
-        for octave, (mean, rounds) in self.correction.get(drafter, {}).items():
-            near = rounds * 4.0 ** -abs(octave - _octave(active))
-            total, weight = total + near * mean, weight + near
-        return math.exp(total / (weight + TRUST_IN_FIT))
-
     def to_dict(self) -> dict[str, Any]:
         return {
             "knots": list(self.knots),
@@ -121,10 +100,6 @@ class CostModel:
             "draft": {name: list(weights) for name, weights in self.draft.items()},
             "start": {name: list(weights) for name, weights in self.start.items()},
             "held_out_error": None if math.isnan(self.held_out_error) else self.held_out_error,
-            "correction": {
-                name: {str(octave): list(value) for octave, value in by_octave.items()}
-                for name, by_octave in self.correction.items()
-            },
         }
 
     @staticmethod
@@ -136,20 +111,8 @@ class CostModel:
             tuple(data["overhead"]),
             {name: tuple(weights) for name, weights in data["draft"].items()},
             math.nan if error is None else error,
-            {
-                name: {int(octave): (value[0], value[1]) for octave, value in by_octave.items()}
-                for name, by_octave in data["correction"].items()
-            },
             {name: tuple(weights) for name, weights in data["start"].items()},
         )
-
-
-def sample_of(record: RoundRecord) -> CostSample:
-    """A live round as a sample."""
-    return CostSample(
-        record.active, record.active + record.drafted, record.context, record.plan.drafter, record.plan.s,
-        record.draft_s, record.verify_s, record.overhead_s,
-    )  # fmt: skip
 
 
 def fit(samples: Sequence[CostSample]) -> CostModel:
@@ -178,24 +141,6 @@ def relative_errors(model: CostModel, samples: Sequence[CostSample]) -> list[flo
         predicted = _predict(model, sample)
         errors.append(abs(predicted - measured) / measured)
     return errors
-
-
-def corrected(model: CostModel, records: Iterable[RoundRecord], window: float = 200.0) -> CostModel:
-    """The model with these rounds folded into its correction; evidence fades over `window` rounds of the same drafter and octave.
-
-    For a model that is kept: at the end of a rollout, for the next run. While a controller runs, its own residuals do this finer, so
-    the model under it is left as it was.
-    """
-    correction = {name: dict(by_octave) for name, by_octave in model.correction.items()}
-    keep = math.exp(-1.0 / window)
-    for record in records:
-        measured = record.draft_s + record.verify_s + record.overhead_s
-        step = float(np.clip(math.log(measured / _predict(model, sample_of(record))), -LARGEST_STEP, LARGEST_STEP))
-        by_octave = correction.setdefault(record.plan.drafter, {})
-        mean, rounds = by_octave.get(_octave(record.active), (0.0, 0.0))
-        total = keep * rounds + 1.0
-        by_octave[_octave(record.active)] = ((keep * rounds * mean + step) / total, total)
-    return replace(model, correction=correction)
 
 
 def nonnegative_least_squares(
@@ -274,10 +219,6 @@ def _start_features(active_N: np.ndarray, context_N: np.ndarray) -> np.ndarray:
     return np.stack([np.ones_like(active_N), active_N * context_N], axis=1)
 
 
-def _octave(active: int) -> int:
-    return round(math.log2(max(active, 1)))
-
-
 def _predict(model: CostModel, sample: CostSample) -> float:
     rows, s = np.array([float(sample.rows)]), np.array([float(sample.s)])
-    return float(model.fitted(sample.active, rows, sample.context, (sample.drafter,), s)[0])
+    return float(model.seconds(sample.active, rows, sample.context, (sample.drafter,), s)[0])
