@@ -142,7 +142,9 @@ def remember(stages: Stages, run: RunDir) -> None:
     if stages.planner.controller is not None:
         memory.recall(stages.planner.controller, run.path)
     for step in run.rollout_steps():
-        learn_histories(stages.engine, [scored.rollout for scored in run.read_rollouts(step)])
+        rollouts = [scored.rollout for scored in run.read_rollouts(step)]
+        learn_histories(stages.engine, rollouts)
+        stages.planner.learn(rollouts)
 
 
 def estimate_idle(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from rollouts import finished
 
 from respec.speculation.lengths import Lengths, left
-from respec.types import Load
+from respec.types import Load, Stream
 
 EVEN = (np.arange(1000)[:, None] + 0.5) / 1000
 
@@ -56,3 +58,9 @@ def test_a_rollout_that_is_longer_than_before_is_soon_believed():
     for length in (20, 90, 90):
         lengths.learn(finished(np.full((1, 16), length)))
     assert np.median(lengths.draws(load((0, 0, 500)), EVEN)) == 90
+
+
+def test_evaluations_tell_nothing():
+    lengths = Lengths()
+    lengths.learn([replace(rollout, stream=Stream.EVAL) for rollout in finished(np.array([[40] * 4]))])
+    assert not lengths.known

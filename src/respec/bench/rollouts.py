@@ -66,8 +66,11 @@ def _row(variant: Variant, ours: Sequence[Timed], plain: Sequence[Timed]) -> dic
 
 
 def _auto(auto: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """`auto` against plain decoding, the best single plan (plain decoding is one), and the best plan that is turned on below a batch size."""
-    static = [row for row in rows if not row["variant"].startswith("auto")]
+    """`auto` against plain decoding, the best single plan (plain decoding is one), and the best plan that is turned on below a batch size.
+
+    Rollouts of mode `rejection` have lengths of their own, so that their seconds are of other work: they are no rivals.
+    """
+    static = [row for row in rows if not row["variant"].startswith("auto") and row["identical"] is not None]
     single = [row for row in static if "@" not in row["variant"]]
     on_off = [row for row in static if "@" in row["variant"]]
     found = {"variant": auto["variant"], "over_off": auto["ratio"], "over_off_interval": auto["interval"]}

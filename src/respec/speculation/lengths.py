@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from respec.types import Load, Rollout
+from respec.types import Load, Rollout, Stream
 
 # So many answers of a row are kept, the latest ones, and so many of the run: the policy moves on.
 KEPT, RUN = 32, 512
@@ -34,8 +34,10 @@ class Lengths:
         return bool(self._latest)
 
     def learn(self, rollouts: Sequence[Rollout]) -> None:
-        """A rollout has ended; these are all of its completions."""
+        """A rollout has ended; these are all of its completions. Evaluations, sampled in their own way, tell nothing."""
         for rollout in rollouts:
+            if rollout.stream == Stream.EVAL:
+                continue
             tokens, row = len(rollout.token_T), rollout.prompt.row
             self._row[row] = (tokens, *self._row.get(row, (0,) * KEPT)[:-1])
             self._latest.append(tokens)
