@@ -40,6 +40,7 @@ from respec.policy.presets import resolve
 from respec.report.provenance import usable_cores
 from respec.rollout.draft.eagle import EagleDrafter
 from respec.rollout.engine import Engine
+from respec.sentinel import Sentinel
 from respec.stages import asks_of_step
 from respec.tasks.reward import RewardWorker
 from respec.tasks.task import Task, load_task
@@ -64,7 +65,8 @@ class Follower:
         )  # fmt: skip
         self.online = None
         if learning is not None:
-            self.online = OnlineLearner(learning, config.rollout, head, self.drafter, config.run.steps)
+            door = Sentinel(Plan(), self.engine.drafters, print)
+            self.online = OnlineLearner(learning, config.rollout, head, self.drafter, door, config.run.steps)
 
     def draw(self, asks: Sequence[Ask], config: Config) -> tuple[tuple[Rollout, ...], RolloutStats]:
         s = config.speculation.s
