@@ -76,13 +76,14 @@ def main() -> None:
     if asked.out is not None:
         refuse_dirty()
     seeds = range(asked.seeds)
-    wanted = [
-        *(("matching", way, 0) for way in WAYS),
-        *(("matching", "plain", seed) for seed in seeds if seed),
-        *itertools.product(("rejection", "lenient"), ("frozen", "uniform", "reward"), seeds),
-    ]
+    wanted: list[tuple[str, str, int]] = [("matching", way, 0) for way in WAYS]
+    wanted += [("matching", "plain", seed) for seed in seeds if seed]
+    wanted += itertools.product(("rejection", "lenient"), ("frozen", "uniform", "reward"), seeds)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(asked.jobs) as pool:
-        found = [pool.submit(run, *one, asked.head, asked.steps, Path(folder)) for one in wanted]
+        found = [
+            pool.submit(run, verifier, way, seed, asked.head, asked.steps, Path(folder))
+            for verifier, way, seed in wanted
+        ]
         runs = [future.result() for future in found]
     write_result(asked.out, {"what": "reward curves by way to draft and to verify", "lenience": LENIENCE, "runs": runs})
 
