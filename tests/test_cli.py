@@ -237,6 +237,9 @@ def test_a_run_is_interrupted_gone_on_with_and_looked_at(call: Call, tmp_path: P
     began = time.time()
     code, out, _ = call(*arguments, "--set", f"run.steps={reached['steps'] + 1}")
     assert code == 0 and f"going on from step {reached['steps']}" in out
+    assert f"step {reached['steps'] + 1}/" in out and f"step {reached['steps']}/" not in out, (
+        "old steps are not told again"
+    )
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["finished"] and summary["tokens_identical"] is True and (folder / "report.html").exists()
     assert (folder / "summary.json").stat().st_mtime >= began - 1

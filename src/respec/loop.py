@@ -255,7 +255,7 @@ def _resume(
     )
     view.say(f"going on from step {checkpoint.step} of '{run.path}'{lost}")
     for record in run.read_metrics():
-        view.step(record.step, record.metrics)
+        view.step(record.step, record.metrics, past=True)
     spent_s = sum(record.metrics.get("time/step_s", 0.0) for record in run.read_metrics())
     return checkpoint.step, spent_s, state.get("drafter")
 

@@ -34,8 +34,9 @@ class View(Protocol):
         """So many of the phase's units are done in all; `note` is a short remark shown beside."""
         ...
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Step `step` is complete. Metrics named as in `metrics.METRICS`; those not given keep their last value."""
+    def step(self, step: int, metrics: Mapping[str, float], past: bool = False) -> None:
+        """Step `step` is complete. Metrics named as in `metrics.METRICS`; those not given keep their last value. `past`: it was told before the
+        run was stopped."""
         ...
 
     def say(self, line: str) -> None:
@@ -81,7 +82,7 @@ class TerminalView:
     def advance(self, done: int, note: str = "") -> None:
         self._state.done, self._state.note = done, note
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+    def step(self, step: int, metrics: Mapping[str, float], past: bool = False) -> None:
         self._state.take(step, metrics, time.monotonic())
 
     def say(self, line: str) -> None:
@@ -131,8 +132,10 @@ class PlainView:
             of = f"{done}/{self._state.total}" if self._state.total else str(done)
             self._line(f"{self._state.phase} {of}{'  ' + note if note else ''}")
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+    def step(self, step: int, metrics: Mapping[str, float], past: bool = False) -> None:
         self._state.take(step, metrics, self._clock())
+        if past:
+            return
         parts = [f"{label} {metrics[name]:{form}}{unit}" for name, label, form, unit in PLAIN_STEP if name in metrics]
         self._line(f"step {step}/{self._state.steps}  " + "  ".join(parts))
 
