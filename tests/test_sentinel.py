@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -97,10 +98,11 @@ def plainly(policy: Policy, *drafters: EagleDrafter) -> Engine:
     return Engine(publish(policy, "float32", 0), policy.tokenizer, (1,), 3, 16, drafters=drafters)
 
 
-def scene_of(taught: Taught, lines: list[str], plan=CHAIN) -> Scene:
+def scene_of(taught: Taught, lines: list[str], plan=CHAIN, clock: Callable[[], float] = float) -> Scene:
+    """By a clock that stands, so that no look is put off."""
     drafter = EagleDrafter(taught.head, torch.float32)
     engine = plainly(taught.policy, drafter)
-    sentinel = Sentinel(plan, engine.drafters, lines.append, lambda: copy.deepcopy(taught.head))
+    sentinel = Sentinel(plan, engine.drafters, lines.append, lambda: copy.deepcopy(taught.head), clock)
     return Scene(engine, drafter, sentinel, copy.deepcopy(taught.head))
 
 
@@ -145,6 +147,29 @@ def test_clean_updates_raise_no_alarm(taught):
         scene.offer(updated(scene.head, 0.02, version))
         swap(scene.engine, taught.policy, "float32", version)
     assert not lines
+
+
+def looks(taught: Taught, monkeypatch, clock: Callable[[], float]) -> int:
+    """How often the snapshot is looked into in three rollouts, between which the policy is published twice and the head updated once."""
+    seen = list[int]()
+    monkeypatch.setattr("respec.sentinel.what_is_wrong", lambda *asked: seen.append(1) or "")
+    scene = scene_of(taught, lines := list[str](), clock=clock)
+    for version in range(1, 4):
+        scene.engine.rollout(asks(version), SAMPLING, scene.sentinel.under(SAMPLING))
+        swap(scene.engine, taught.policy, "float32", version)
+        if version == 1:
+            scene.offer(updated(scene.head, 0.02, version))
+    assert not lines
+    return len(seen)
+
+
+def test_a_head_is_looked_into_twice(taught, monkeypatch):
+    assert looks(taught, monkeypatch, float) == 2 * 2
+
+
+def test_looks_that_would_take_too_long_are_left_out(taught, monkeypatch):
+    """By this clock a look takes an hour, which a few rounds do not pay for."""
+    assert looks(taught, monkeypatch, itertools.count(step=3600.0).__next__) == 1
 
 
 def test_alarms_are_decisions_that_can_be_explained(taught):

@@ -6,6 +6,7 @@ It stands between the engine and whoever plans, static or adaptive. Drafts are v
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,11 +14,12 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
+from respec.errors import ModelError
 from respec.models.eagle import EagleHead
 from respec.models.eagle_check import facts_of, fault_of
 from respec.models.eagle_decoder import EagleDecoder
 from respec.rollout.draft.eagle import EagleDrafter
-from respec.rollout.draft.eagle_probe import another_size, answers, sizes, what_is_wrong
+from respec.rollout.draft.eagle_probe import Kept, another_size, answers, draft_with, kept, sizes, what_is_wrong
 from respec.rollout.draft.protocol import Drafter, PolicyDrafter
 from respec.rollout.planner import Planner, planner_of
 from respec.speculation.decision import Decision
@@ -29,6 +31,8 @@ from respec.types import PLAIN, Load, Plan, Rollout, RoundRecord, Sampling, Vers
 BELIEF = 32.0
 # Completions are this far, in doublings of their length, before it no longer matters to acceptance how far.
 OLDEST = 5
+# So many rounds after a head has begun to draft it is looked into, if looks have taken no more than this share of the time of all rounds.
+LOOKS, SHARE = (1, 8), 0.005
 
 
 @dataclass(frozen=True)
@@ -37,15 +41,6 @@ class Verdict:
 
     taken: bool
     line: str = ""
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """A snapshot of a head that drafted well, its version, and its answers (see `eagle_probe`)."""
-
-    snapshot: EagleDecoder
-    version: int
-    answered: Float[Tensor, "asked draft"]
 
 
 class Sentinel:
@@ -62,6 +57,7 @@ class Sentinel:
         drafters: Mapping[str, Drafter],
         say: Callable[[str], None],
         first: Callable[[], EagleHead] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.planner = planner_of(planner)
         self.controller = planner.controller if isinstance(planner, PacedController) else None
@@ -71,17 +67,21 @@ class Sentinel:
         }
         eagle = drafters.get(EagleDrafter.name)
         self._eagle = eagle if isinstance(eagle, EagleDrafter) else None
-        self._now = _kept(self._eagle) if self._eagle else None
-        self._good: _Kept | None = None
-        # of hidden states, so many rounds after a swap
+        self._now = kept(self._eagle) if self._eagle else None
+        self._good: Kept | None = None
+        # of hidden states, by look
         self._sizes: dict[int, Float[np.ndarray, "taps"]] = {}
+        # looks that are owed, seconds that looks and rounds have taken
+        self._owed: list[int] = []
+        self._clock, self._looked_s, self._elapsed_s = clock, 0.0, 0.0
         self._off: set[str] = set()
         # drafters that were given back their last good weights since the last swap
         self._second: set[str] = set()
         self._sampling: Sampling | None = None
+        self._kind: tuple[float, int, float, float] = (1.0, 0, 1.0, 0.0)
         self._load: Load | None = None
         self._overruled = False
-        # rounds in all, and those that `eagle` has drafted since the last swap
+        # rounds in all, and those that `eagle` has drafted since its head was last another
         self._round = self._since = 0
         self._alarms: list[str] = []
         self._decisions: list[Decision] = []
@@ -94,6 +94,7 @@ class Sentinel:
     def under(self, sampling: Sampling) -> Sentinel:
         """Itself, told how the rollout that begins is sampled: greedy drafts are accepted otherwise than those at temperature 1."""
         self._sampling = sampling
+        self._kind = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
         return self
 
     def admit(self, head: EagleHead, version: int, learned_from: int = 0) -> Verdict:
@@ -108,7 +109,8 @@ class Sentinel:
         if EagleDrafter.name not in self._off | self._second:
             self._good = self._now
         drafter.adopt(head, version, learned_from)
-        self._now = _kept(drafter)
+        self._now = kept(drafter)
+        self._began()
         self._renewed(EagleDrafter.name)
         return Verdict(True)
 
@@ -136,12 +138,11 @@ class Sentinel:
         name, watch, load = record.plan.drafter, self._watch.get(record.plan.drafter), self._load
         if watch is None or load is None:
             return
+        self._elapsed_s += record.draft_s + record.verify_s + record.overhead_s
         if name == EagleDrafter.name and self._looked_into(watch, record.plan):
             return
-        deep_B = self.planner.depths() or [record.plan.s] * load.active
-        asked = sum(left > 1 and deep > 0 for left, deep in zip(load.remaining_B, deep_B, strict=False))
-        key = (record.plan.t, self._kind(), self._age(load))
-        seen = watch.observe(key, asked, record.tested_D, record.accepted_D)
+        key = (record.plan.t, self._kind, self._age(load))
+        seen = watch.observe(key, _asked(load.remaining_B, self.planner.depths()), record.tested_D, record.accepted_D)
         if seen is not None:
             what = (
                 f"{name} had {seen.accepted} of {seen.tested} tokens accepted at depth {seen.depth} in {seen.rounds} rounds, where "
@@ -177,10 +178,12 @@ class Sentinel:
         else:
             watch.swapped()
         self._second.discard(name)
-        self._since = 0
 
     def _looked_into(self, watch: Watch, plan: Plan) -> bool:
-        """Whether something is wrong with the head's snapshot or its keys, whatever acceptance says; looked for 1, 2, 4, ... rounds after a swap."""
+        """Whether something is wrong with the head's snapshot or its keys, whatever acceptance says."""
+        self._since += 1
+        if self._since > LOOKS[-1] and not self._owed:
+            return False
         drafter, name = self._eagle, EagleDrafter.name
         assert drafter is not None and self._now is not None
         if stale := drafter.stale():
@@ -191,21 +194,31 @@ class Sentinel:
                 "dropped, and it goes on", name,
             )  # fmt: skip
             return True
-        self._since += 1
-        if self._since.bit_count() > 1:
+        if self._since in LOOKS:
+            self._owed.append(self._since)
+        if not self._owed or self._looked_s > SHARE * self._elapsed_s:
             return False
-        if wrong := what_is_wrong(drafter.snapshot, self._now.answered):
-            self._failed(name, watch, f"{name} drafted for {self._since} rounds when {wrong}", plan)
-        elif waiting := drafter.waiting():
-            now = sizes(waiting, len(drafter.taps))
-            wrong = another_size(now, self._sizes.get(self._since, now), drafter.taps)
-            if wrong:
-                # no head can read these
-                self._second.add(name)
-                self._failed(name, watch, wrong, plan)
-            else:
-                self._sizes[self._since] = now
-        return bool(wrong)
+        began, look = self._clock(), self._owed.pop(0)
+        found = self._look(drafter, self._now, look)
+        self._looked_s += self._clock() - began
+        if found:
+            self._failed(name, watch, found, plan)
+        return bool(found)
+
+    def _look(self, drafter: EagleDrafter, now: Kept, look: int) -> str:
+        """What is wrong with the head's snapshot, or with what it reads."""
+        if wrong := what_is_wrong(drafter.snapshot, now.answered):
+            return f"{drafter.name} drafted for {self._since} rounds when {wrong}"
+        if not (waiting := drafter.waiting()):
+            return ""
+        seen = sizes(waiting, len(drafter.taps))
+        wrong = another_size(seen, self._sizes.get(look, seen), drafter.taps)
+        if wrong:
+            # no head can read these
+            self._second.add(drafter.name)
+        else:
+            self._sizes[look] = seen
+        return wrong
 
     def _failed(self, name: str, watch: Watch, what: str, plan: Plan) -> None:
         """The last good weights come back; where there are none, or they failed too, the drafter is off."""
@@ -222,17 +235,27 @@ class Sentinel:
             line = f"sentinel: {what}; version {good.version}, the last good one, drafts again"
         self._tell(line, name)
 
-    def _last_good(self) -> _Kept | None:
+    def _last_good(self) -> Kept | None:
         if self._good is not None or self._first is None or self._eagle is None:
             return self._good
-        snapshot = EagleDecoder(self._first(), self._eagle.snapshot.shape.dtype)
-        return _Kept(snapshot, 0, answers(snapshot))
+        try:
+            snapshot = EagleDecoder(self._first(), self._eagle.snapshot.shape.dtype)
+        except (ModelError, OSError):
+            # speed alone is at stake
+            return None
+        first = Kept(snapshot, 0, 0, answers(snapshot))
+        # where it is what has just failed, it would only fail again
+        return first if what_is_wrong(self._eagle.snapshot, first.answered) else None
 
-    def _restore(self, good: _Kept) -> None:
+    def _restore(self, good: Kept) -> None:
         assert self._eagle is not None
-        self._eagle.restore(good.snapshot)
+        draft_with(self._eagle, good)
         self._now = self._good = good
-        self._since = 0
+        self._began()
+
+    def _began(self) -> None:
+        """Another head drafts from here on."""
+        self._since, self._owed = 0, []
 
     def _cause(self, name: str, seen: Sighting) -> str:
         drafter, load = self._drafters[name], self._load
@@ -262,20 +285,17 @@ class Sentinel:
         """Weights that have come back are worth what they were: an adaptive server need not find out by probes."""
         if self.controller is not None:
             tested, accepted = watch.expected(plan.t)
-            acceptance = self.controller.acceptance
-            acceptance.discount(0.0, name)
-            acceptance.observe_shadow(name, tested, accepted, BELIEF / max(tested[0], 1.0), plan.t)
-
-    def _kind(self) -> tuple[float, int, float, float]:
-        s = self._sampling
-        return (s.temperature, s.top_k, s.top_p, s.min_p) if s is not None else (1.0, 0, 1.0, 0.0)
+            if tested:
+                acceptance = self.controller.acceptance
+                acceptance.discount(0.0, name)
+                acceptance.observe_shadow(name, tested, accepted, BELIEF / tested[0], plan.t)
 
     def _age(self, load: Load) -> int:
         """Doublings of the mean number of tokens drawn so far."""
         if self._sampling is None:
             return 0
-        drawn = self._sampling.max_new_tokens - float(np.mean(load.remaining_B))
-        return min(OLDEST, int(np.log2(1.0 + max(drawn, 0.0))))
+        drawn = self._sampling.max_new_tokens - sum(load.remaining_B) // max(len(load.remaining_B), 1)
+        return min(OLDEST, max(drawn + 1, 1).bit_length() - 1)
 
     def _tell(self, line: str, name: str) -> None:
         self._alarms.append(line)
@@ -293,5 +313,8 @@ class Sentinel:
         self._say(line)
 
 
-def _kept(drafter: EagleDrafter) -> _Kept:
-    return _Kept(drafter.snapshot, drafter.version, answers(drafter.snapshot))
+def _asked(remaining_B: Sequence[int], depth_B: Sequence[int] | None) -> int:
+    """How many sequences had room for a draft."""
+    if depth_B is not None:
+        return sum(left > 1 and deep > 0 for left, deep in zip(remaining_B, depth_B, strict=False))
+    return len(remaining_B) if min(remaining_B, default=0) > 1 else sum(left > 1 for left in remaining_B)

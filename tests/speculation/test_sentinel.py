@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from respec.speculation import sentinel
 from respec.speculation.sentinel import Sighting, Watch
 
 GROUP, GROUPS, ROUNDS = 4, 4, 40
@@ -90,3 +91,33 @@ def test_an_estimate_that_drafts_never_meet_again_goes_in_the_end():
         alarms += found is not None
         watch.doubt() if found else watch.swapped()
     assert 1 <= alarms <= 5
+
+
+def test_what_is_expected_is_worked_out_once_a_swap_and_not_every_round(monkeypatch):
+    """A round of a small model takes as long as eight such estimates."""
+    rng, worked_out = np.random.default_rng(5), list[int]()
+    watch, estimate = taught(rng), sentinel._expected
+    monkeypatch.setattr(sentinel, "_expected", lambda *counts: worked_out.append(1) or estimate(*counts))
+    for _ in range(3):
+        assert step(watch, rng, 0.7) is None
+        watch.swapped()
+    assert len(worked_out) == 3 * 2  # two depths
+
+
+def test_few_drafts_are_no_evidence_of_what_weights_are_worth():
+    watch = Watch()
+    assert watch.expected(1) == ([], [])
+    watch.observe(KEY, 16, (16, 11), (11, 5))
+    watch.swapped()
+    assert watch.expected(1) == ([], [])
+    rich = taught(np.random.default_rng(6))
+    tested, accepted = rich.expected(1)
+    assert tested[0] > 64 and 0.5 < accepted[0] / tested[0] < 0.9
+
+
+def test_a_drafter_that_is_always_right_is_watched_too():
+    watch = Watch()
+    for _ in range(3):
+        assert all(watch.observe(KEY, 3, (3, 3, 3), (3, 3, 3)) is None for _ in range(37))
+        watch.swapped()
+    assert any(watch.observe(KEY, 3, (3,), (0,)) for _ in range(12))

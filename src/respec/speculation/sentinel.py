@@ -27,10 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-
-import numpy as np
-from jaxtyping import Float
+from dataclasses import dataclass, field
 
 TOLERATED, COLLAPSED = 0.8, 0.4
 ODDS = 1e4
@@ -54,26 +51,71 @@ class Sighting:
     rounds: int
 
 
-class Watch:
-    """Watches one drafter. A `key` is (plan's branching, kind of sampling, how far completions have come), the last being what is shrunk over."""
+@dataclass
+class _Counts:
+    """Sequences by depth: those whose draft stood up to there, and those of them that accepted it."""
 
-    def __init__(self, depth: int = 64) -> None:
-        self._depth = depth
-        self._before: dict[tuple[Hashable, ...], Float[np.ndarray, "2 D"]] = {}
-        self._since: dict[tuple[Hashable, ...], Float[np.ndarray, "2 D"]] = {}
-        # by depth: the sum, and since it was last nought the rounds, accepted, tested and expected sequences
-        self._score, self._seen = np.zeros(depth), np.zeros((4, depth))
+    tested: list[float] = field(default_factory=list)
+    accepted: list[float] = field(default_factory=list)
+
+    def reach(self, depth: int) -> None:
+        missing = [0.0] * (depth - len(self.tested))
+        self.tested += missing
+        self.accepted += missing
+
+    def add(self, other: _Counts) -> None:
+        self.reach(len(other.tested))
+        for d, (tested, accepted) in enumerate(zip(other.tested, other.accepted, strict=True)):
+            self.tested[d] += tested
+            self.accepted[d] += accepted
+
+    def fade(self, keep: float) -> None:
+        self.tested = [keep * count for count in self.tested]
+        self.accepted = [keep * count for count in self.accepted]
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """Of one depth: the acceptance before the swap, and what an accepted and a refused token add to the sum; nothing where too little is
+    known, or expected."""
+
+    a: float
+    gain: float
+    loss: float
+
+
+NOTHING = _Expected(0.0, 0.0, 0.0)
+
+
+@dataclass
+class _Sum:
+    """Of one depth: the sum, and since it was last nought the rounds, accepted, tested and expected sequences."""
+
+    score: float = 0.0
+    rounds: int = 0
+    accepted: int = 0
+    tested: int = 0
+    expected: float = 0.0
+
+
+class Watch:
+    """Watches one drafter. A `key` is (plan's branching, kind of sampling, how far completions have come), the last being what is shrunk over.
+
+    A round costs a few additions a depth: what is expected changes with a swap, and is worked out once a swap and key.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[Hashable, ...], _Counts] = {}
         # Σ squares and count of standardized residuals, by round and by swap
-        self._by_round = np.array([PHI * PHI_ROUNDS, PHI_ROUNDS])
-        self._by_swap = np.array([PHI * PHI_SWAPS, PHI_SWAPS])
-        # of the rounds since the swap: Σ of squares, rounds; Σ residual, Σ variance, sequences
-        self._squares, self._sums = np.zeros(2), np.zeros(3)
+        self._by_round = [PHI * PHI_ROUNDS, PHI_ROUNDS]
+        self._by_swap = [PHI * PHI_SWAPS, PHI_SWAPS]
+        self.again()
 
     @property
     def phi(self) -> float:
         """The overdispersion that the test allows for."""
-        squares, counts = np.array([self._by_round, self._by_swap]).T
-        return float(np.clip((squares / counts).max(), *PHI_BOUNDS))
+        least, most = PHI_BOUNDS
+        return min(max(least, *(squares / count for squares, count in (self._by_round, self._by_swap))), most)
 
     def swapped(self) -> None:
         """Weights have changed, and those before did well: what they did is what is expected now."""
@@ -81,82 +123,118 @@ class Watch:
             return
         self._learn_spread()
         for counts in self._before.values():
-            counts *= KEEP
+            counts.fade(KEEP)
         for key, counts in self._since.items():
-            self._before[key] = self._before.get(key, 0.0) + counts
+            self._before.setdefault(key, _Counts()).add(counts)
         self.again()
 
     def again(self) -> None:
         """Begins anew with the estimate as it is: what was seen since the swap is not believed."""
-        self._since = {}
-        self._score, self._seen = np.zeros_like(self._score), np.zeros_like(self._seen)
-        self._squares, self._sums = np.zeros(2), np.zeros(3)
+        self._since: dict[tuple[Hashable, ...], _Counts] = {}
+        self._expected: dict[tuple[Hashable, ...], list[_Expected]] = {}
+        self._sums: list[_Sum] = []
+        # of the rounds since the swap: Σ of squares, rounds; Σ residual, variance, sequences
+        self._squares, self._rounds = 0.0, 0
+        self._residual = self._variance = self._sequences = 0.0
 
     def doubt(self) -> None:
         """Drafts that should be as good as before are not: the estimate counts less, and goes in the end."""
         for counts in self._before.values():
-            counts *= DOUBTED
+            counts.fade(DOUBTED)
         self.again()
 
     def expected(self, branching: int) -> tuple[list[float], list[float]]:
-        """Tested and accepted sequences by depth behind the estimate, for plans of this branching."""
-        tested, accepted = self._pooled((branching,))
-        return tested.tolist(), accepted.tolist()
+        """Tested and accepted sequences by depth behind the estimate, for plans of this branching; empty where they are too few to judge by."""
+        pooled = self._pooled((branching,))
+        return (pooled.tested, pooled.accepted) if pooled.tested and pooled.tested[0] >= EVIDENCE else ([], [])
 
     def observe(
         self, key: tuple[Hashable, ...], asked: int, tested_D: Sequence[int], accepted_D: Sequence[int]
     ) -> Sighting | None:
         """One round in which `asked` sequences had room for a draft; what raises the alarm, if it does."""
-        counts = np.zeros((2, self._depth))
-        counts[0, 0] = asked
-        counts[0, 1 : len(tested_D)] = tested_D[1 : self._depth]
-        counts[1, : len(accepted_D)] = accepted_D[: self._depth]
-        self._since[key] = self._since.get(key, 0.0) + counts
-        known, pooled = self._before.get(key, np.zeros((2, self._depth))), self._pooled(key[:-1])
-        if not asked or pooled[0, 0] < EVIDENCE:
+        depth = len(tested_D) or 1
+        since = self._since.get(key)
+        if since is None:
+            since = self._since[key] = _Counts()
+            self._expected[key] = self._expect(key)
+        if len(since.tested) < depth:
+            since.reach(depth)
+        expected, worst, depths = self._expected[key], 0, 0
+        while len(self._sums) < min(depth, len(expected)):
+            self._sums.append(_Sum())
+        for d in range(depth):
+            n, x = tested_D[d] if d else asked, accepted_D[d] if d < len(accepted_D) else 0
+            since.tested[d] += n
+            since.accepted[d] += x
+            depths += n > 0
+            if asked and d < len(expected):
+                self._add(self._sums[d], expected[d], n, x)
+                if self._sums[d].score > self._sums[worst].score:
+                    worst = d
+        if not (asked and expected):
             return None
-        weight = known[0] + SHRINK
-        a = (known[1] + SHRINK * pooled[1] / np.maximum(pooled[0], 1.0)) / weight
-        a[pooled[0] < SHRINK] = 0.0
-        step = self._step(counts, a, weight)
-        mean, variance = asked * a[0], max(asked * a[0] * (1 - a[0]), 1e-3)
-        residual = float(counts[1, 0] - mean)
-        self._squares += [min(residual**2 / variance, 9.0), 1.0]
-        self._sums += [residual, variance, asked]
-        self._score = np.maximum(self._score + step, 0.0)
-        seen = np.stack([np.ones(self._depth), counts[1], counts[0], counts[0] * a])
-        self._seen = np.where(self._score > 0, self._seen + seen, 0.0)
-        worst = int(np.argmax(self._score))
-        if self._score[worst] < math.log(ODDS * max(1, np.count_nonzero(counts[0]))):
+        self._spread(expected[0].a, asked, accepted_D[0] if accepted_D else 0)
+        found = self._sums[worst]
+        if found.score < math.log(ODDS * max(1, depths)):
             return None
-        rounds, accepted, tested, expected = self._seen[:, worst].tolist()
-        return Sighting(worst + 1, int(accepted), int(tested), expected, int(rounds))
+        return Sighting(worst + 1, found.accepted, found.tested, found.expected, found.rounds)
+
+    def _add(self, total: _Sum, expected: _Expected, n: int, x: int) -> None:
+        total.score += x * expected.gain + (n - x) * expected.loss
+        if total.score <= 0:
+            total.score, total.rounds, total.accepted, total.tested, total.expected = 0.0, 0, 0, 0, 0.0
+            return
+        total.rounds += 1
+        total.accepted += x
+        total.tested += n
+        total.expected += n * expected.a
+
+    def _spread(self, a: float, asked: int, accepted: int) -> None:
+        residual, variance = accepted - asked * a, max(asked * a * (1 - a), 1e-3)
+        self._squares += min(residual * residual / variance, 9.0)
+        self._rounds += 1
+        self._residual += residual
+        self._variance += variance
+        self._sequences += asked
 
     def _learn_spread(self) -> None:
         """The spread of the rounds since the swap, which were clean, about what was expected of them."""
-        residual, variance, sequences = self._sums
-        if not variance:
+        if not self._variance:
             return
         # the expectation is an estimate, too, and all these rounds were held against the same one
-        known = sum(float(counts[0, 0]) for counts in self._before.values())
-        square = residual**2 / (variance * (1.0 + sequences / known))
-        self._by_round = KEEP * self._by_round + self._squares
-        self._by_swap = KEEP * self._by_swap + [min(square, 9.0), 1.0]
+        known = sum(counts.tested[0] for counts in self._before.values())
+        square = self._residual**2 / (self._variance * (1.0 + self._sequences / known))
+        self._by_round = [KEEP * self._by_round[0] + self._squares, KEEP * self._by_round[1] + self._rounds]
+        self._by_swap = [KEEP * self._by_swap[0] + min(square, 9.0), KEEP * self._by_swap[1] + 1.0]
 
-    def _step(
-        self, counts: Float[np.ndarray, "2 D"], a: Float[np.ndarray, "D"], weight: Float[np.ndarray, "D"]
-    ) -> Float[np.ndarray, "D"]:
-        """The log-likelihood ratios of a round, by depth; see the top. Nothing where too little is known, or expected."""
+    def _expect(self, key: tuple[Hashable, ...]) -> list[_Expected]:
+        """By depth; empty where too little is known in all."""
+        pooled, known = self._pooled(key[:-1]), self._before.get(key, _Counts())
+        if not pooled.tested or pooled.tested[0] < EVIDENCE:
+            return []
+        known.reach(len(pooled.tested))
         phi = self.phi
-        p = np.minimum(a - 2 * np.sqrt(phi * a * (1 - a) / weight), 0.98)
-        judged = p > LEAST
-        p = np.where(judged, p, 0.5)
-        p0, p1, (n, x) = TOLERATED * p, COLLAPSED * p, counts
-        return np.where(judged, x * np.log(p1 / p0) + (n - x) * np.log((1 - p1) / (1 - p0)), 0.0) / phi
+        return [
+            _expected(*counts, phi)
+            for counts in zip(known.tested, known.accepted, pooled.tested, pooled.accepted, strict=True)
+        ]
 
-    def _pooled(self, kind: tuple[Hashable, ...]) -> Float[np.ndarray, "2 D"]:
-        total = np.zeros((2, self._depth))
+    def _pooled(self, kind: tuple[Hashable, ...]) -> _Counts:
+        total = _Counts()
         for key, counts in self._before.items():
             if key[: len(kind)] == kind:
-                total += counts
+                total.add(counts)
         return total
+
+
+def _expected(tested: float, accepted: float, tested_all: float, accepted_all: float, phi: float) -> _Expected:
+    """The log-likelihood ratios of an accepted and a refused token at one depth; see the top."""
+    if tested_all < SHRINK:
+        return NOTHING
+    weight = tested + SHRINK
+    a = min((accepted + SHRINK * accepted_all / tested_all) / weight, 1.0)
+    p = min(a - 2 * math.sqrt(phi * a * (1 - a) / weight), 0.98)
+    if p <= LEAST:
+        return _Expected(a, 0.0, 0.0)
+    p0, p1 = TOLERATED * p, COLLAPSED * p
+    return _Expected(a, math.log(p1 / p0) / phi, math.log((1 - p1) / (1 - p0)) / phi)

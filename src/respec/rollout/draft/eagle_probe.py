@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,11 +11,33 @@ from jaxtyping import Float
 from torch import Tensor
 
 from respec.models.eagle_decoder import EagleDecoder
+from respec.rollout.draft.eagle import EagleDrafter
 from respec.rollout.kv_cache import KVCache
 
 ASKED = 8
 # Hidden states grow from layer to layer, severalfold over a few; an update of the policy moves their size by a few hundredths.
 OTHER = 3.0
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A snapshot of a head that drafted well, the head's version, that of the policy that it learned from, and its answers."""
+
+    snapshot: EagleDecoder
+    version: int
+    learned_from: int
+    answered: Float[Tensor, "asked draft"]
+
+
+def kept(drafter: EagleDrafter) -> Kept:
+    """What drafts now."""
+    return Kept(drafter.snapshot, drafter.version, drafter.learned_from, answers(drafter.snapshot))
+
+
+def draft_with(drafter: EagleDrafter, head: Kept) -> None:
+    """The drafter drafts with this snapshot, and says so."""
+    drafter.restore(head.snapshot)
+    drafter.version, drafter.learned_from = head.version, head.learned_from
 
 
 def answers(decoder: EagleDecoder) -> Float[Tensor, "asked draft"]:
