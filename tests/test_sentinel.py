@@ -152,7 +152,7 @@ def test_clean_updates_raise_no_alarm(taught):
 def looks(taught: Taught, monkeypatch, clock: Callable[[], float]) -> int:
     """How often the snapshot is looked into in three rollouts, between which the policy is published twice and the head updated once."""
     seen = list[int]()
-    monkeypatch.setattr("respec.sentinel.what_is_wrong", lambda *asked: seen.append(1) or "")
+    monkeypatch.setattr("respec.rollout.draft.eagle_probe.what_is_wrong", lambda *asked: seen.append(1) or "")
     scene = scene_of(taught, lines := list[str](), clock=clock)
     for version in range(1, 4):
         scene.engine.rollout(asks(version), SAMPLING, scene.sentinel.under(SAMPLING))

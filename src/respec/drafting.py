@@ -55,11 +55,11 @@ def _self_quant(config: SpeculationConfig, policy: Policy, dtype: str, version: 
 
 
 def first_head(config: SpeculationConfig, policy: Policy) -> EagleHead:
-    """The head of the configuration. Raises ModelError for one that does not fit the policy."""
+    """The head of the configuration, where the policy is. Raises ModelError for one that does not fit the policy."""
     assert config.drafter_path is not None, "the configuration holds that there is one"
     head = load_head(config.drafter_path)
     check_fits(head, policy.model)
-    return head
+    return head.to(policy.model.device)
 
 
 def _eagle(config: SpeculationConfig, policy: Policy, dtype: str, version: int) -> Drafter:

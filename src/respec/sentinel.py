@@ -1,7 +1,9 @@
 """The sentinel put together with an engine: looks at draft weights at the door and at accepted tokens after every swap, turns off a drafter
 whose drafts have collapsed, and brings its last good weights back.
 
-It stands between the engine and whoever plans, static or adaptive. Drafts are verified, so what it guards is speed: no token changes.
+It stands between the engine and whoever plans, static or adaptive. Drafts are verified, so what it guards is speed: no token changes in
+`matching`, and no distribution in `rejection`. There the tokens do depend on who drafts; what is off, and what has come back, is not kept with
+a checkpoint; so a run in that mode that is killed and resumed gives the same tokens (law 8) only if the sentinel had not stepped in before.
 """
 
 from __future__ import annotations
@@ -10,16 +12,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from jaxtyping import Float
-from torch import Tensor
-
 from respec.errors import ModelError
 from respec.models.eagle import EagleHead
-from respec.models.eagle_check import facts_of, fault_of
+from respec.models.eagle_check import HeadFacts, facts_of, unlike, unsound
 from respec.models.eagle_decoder import EagleDecoder
 from respec.rollout.draft.eagle import EagleDrafter
-from respec.rollout.draft.eagle_probe import Kept, another_size, answers, draft_with, kept, sizes, what_is_wrong
+from respec.rollout.draft.eagle_probe import Inspector, Kept, answers, draft_with, kept, what_is_wrong
 from respec.rollout.draft.protocol import Drafter, PolicyDrafter
 from respec.rollout.planner import Planner, planner_of
 from respec.speculation.decision import Decision
@@ -31,8 +29,6 @@ from respec.types import PLAIN, Load, Plan, Rollout, RoundRecord, Sampling, Vers
 BELIEF = 32.0
 # Completions are this far, in doublings of their length, before it no longer matters to acceptance how far.
 OLDEST = 5
-# So many rounds after a head has begun to draft it is looked into, if looks have taken no more than this share of the time of all rounds.
-LOOKS, SHARE = (1, 8), 0.005
 
 
 @dataclass(frozen=True)
@@ -69,11 +65,9 @@ class Sentinel:
         self._eagle = eagle if isinstance(eagle, EagleDrafter) else None
         self._now = kept(self._eagle) if self._eagle else None
         self._good: Kept | None = None
-        # of hidden states, by look
-        self._sizes: dict[int, Float[np.ndarray, "taps"]] = {}
-        # looks that are owed, seconds that looks and rounds have taken
-        self._owed: list[int] = []
-        self._clock, self._looked_s, self._elapsed_s = clock, 0.0, 0.0
+        # of the last head that came to the door sound
+        self._offered: HeadFacts | None = None
+        self._inspector = Inspector(clock)
         self._off: set[str] = set()
         # drafters that were given back their last good weights since the last swap
         self._second: set[str] = set()
@@ -81,8 +75,7 @@ class Sentinel:
         self._kind: tuple[float, int, float, float] = (1.0, 0, 1.0, 0.0)
         self._load: Load | None = None
         self._overruled = False
-        # rounds in all, and those that `eagle` has drafted since its head was last another
-        self._round = self._since = 0
+        self._round = 0
         self._alarms: list[str] = []
         self._decisions: list[Decision] = []
 
@@ -97,20 +90,23 @@ class Sentinel:
         self._kind = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
         return self
 
-    def admit(self, head: EagleHead, version: int, learned_from: int = 0) -> Verdict:
-        """The door: `head` drafts from now on, unless something is wrong with it; then the one in use goes on."""
+    def admit(self, head: EagleHead, version: int, learned_from: int = 0, trusted: bool = False) -> Verdict:
+        """The door: `head` drafts from now on, unless something is wrong with it; then the one in use goes on. A head that is `trusted`, being
+        from the run's own checkpoint, may have come any way from the one in use.
+        """
         drafter = self._eagle
         assert drafter is not None and self._now is not None, "there is no head to be followed"
-        refused = self._refusal(head, version)
+        facts = facts_of(head)
+        refused = self._refusal(facts, version, trusted)
         if refused:
             line = f"sentinel: the head of version {version} was refused: {refused}; version {self._now.version} goes on drafting"
             self._tell(line, EagleDrafter.name)
             return Verdict(False, line)
         if EagleDrafter.name not in self._off | self._second:
             self._good = self._now
-        drafter.adopt(head, version, learned_from)
+        drafter.adopt(head, version, learned_from, facts)
         self._now = kept(drafter)
-        self._began()
+        self._inspector.began()
         self._renewed(EagleDrafter.name)
         return Verdict(True)
 
@@ -138,7 +134,7 @@ class Sentinel:
         name, watch, load = record.plan.drafter, self._watch.get(record.plan.drafter), self._load
         if watch is None or load is None:
             return
-        self._elapsed_s += record.draft_s + record.verify_s + record.overhead_s
+        self._inspector.elapsed_s += record.draft_s + record.verify_s + record.overhead_s
         if name == EagleDrafter.name and self._looked_into(watch, record.plan):
             return
         key = (record.plan.t, self._kind, self._age(load))
@@ -161,12 +157,15 @@ class Sentinel:
         taken, self._decisions = self._decisions, []
         return tuple(sorted((*theirs, *taken), key=lambda decision: decision.round))
 
-    def _refusal(self, head: EagleHead, version: int) -> str:
-        assert self._eagle is not None
+    def _refusal(self, facts: HeadFacts, version: int, trusted: bool) -> str:
+        assert self._eagle is not None and self._now is not None
         if version <= self._eagle.version:
             return f"the drafter is at version {self._eagle.version}; likely cause: a stale copy, or one that was sent twice"
-        held = self._good or self._now
-        fault = fault_of(facts_of(head), held.snapshot.facts) if held else None
+        held = (self._good or self._now).snapshot.facts
+        fault = unsound(facts, held)
+        if fault is None:
+            offered, self._offered = self._offered or held, facts
+            fault = None if trusted else unlike(facts, held, offered)
         return f"{fault.seen}; likely cause: {fault.cause}" if fault else ""
 
     def _renewed(self, name: str) -> None:
@@ -181,8 +180,7 @@ class Sentinel:
 
     def _looked_into(self, watch: Watch, plan: Plan) -> bool:
         """Whether something is wrong with the head's snapshot or its keys, whatever acceptance says."""
-        self._since += 1
-        if self._since > LOOKS[-1] and not self._owed:
+        if not self._inspector.round():
             return False
         drafter, name = self._eagle, EagleDrafter.name
         assert drafter is not None and self._now is not None
@@ -194,31 +192,12 @@ class Sentinel:
                 "dropped, and it goes on", name,
             )  # fmt: skip
             return True
-        if self._since in LOOKS:
-            self._owed.append(self._since)
-        if not self._owed or self._looked_s > SHARE * self._elapsed_s:
-            return False
-        began, look = self._clock(), self._owed.pop(0)
-        found = self._look(drafter, self._now, look)
-        self._looked_s += self._clock() - began
+        found, lasting = self._inspector.look(drafter, self._now)
+        if lasting:
+            self._second.add(name)
         if found:
             self._failed(name, watch, found, plan)
         return bool(found)
-
-    def _look(self, drafter: EagleDrafter, now: Kept, look: int) -> str:
-        """What is wrong with the head's snapshot, or with what it reads."""
-        if wrong := what_is_wrong(drafter.snapshot, now.answered):
-            return f"{drafter.name} drafted for {self._since} rounds when {wrong}"
-        if not (waiting := drafter.waiting()):
-            return ""
-        seen = sizes(waiting, len(drafter.taps))
-        wrong = another_size(seen, self._sizes.get(look, seen), drafter.taps)
-        if wrong:
-            # no head can read these
-            self._second.add(drafter.name)
-        else:
-            self._sizes[look] = seen
-        return wrong
 
     def _failed(self, name: str, watch: Watch, what: str, plan: Plan) -> None:
         """The last good weights come back; where there are none, or they failed too, the drafter is off."""
@@ -251,11 +230,7 @@ class Sentinel:
         assert self._eagle is not None
         draft_with(self._eagle, good)
         self._now = self._good = good
-        self._began()
-
-    def _began(self) -> None:
-        """Another head drafts from here on."""
-        self._since, self._owed = 0, []
+        self._inspector.began()
 
     def _cause(self, name: str, seen: Sighting) -> str:
         drafter, load = self._drafters[name], self._load
@@ -271,15 +246,10 @@ class Sentinel:
 
     def _switch(self, name: str, reason: str | None) -> None:
         """Off for a reason, on for none."""
-        guard = self.controller.guard if self.controller is not None else None
-        if reason is None:
-            self._off.discard(name)
-            if guard is not None:
-                guard.open(name)
-        else:
-            self._off.add(name)
-            if guard is not None:
-                guard.shut(name, reason)
+        self._off.discard(name) if reason is None else self._off.add(name)
+        if self.controller is not None:
+            guard = self.controller.guard
+            guard.open(name) if reason is None else guard.shut(name, reason)
 
     def _believe(self, name: str, watch: Watch, plan: Plan) -> None:
         """Weights that have come back are worth what they were: an adaptive server need not find out by probes."""
@@ -301,16 +271,19 @@ class Sentinel:
         self._alarms.append(line)
         load = self._load or Load(0, 0, 0.0, ())
         version = Version(load.version.policy, self._eagle.version if self._eagle is not None else 0)
-        last = self.controller.decisions[-1:] if self.controller is not None else ()
-        elapsed_s, probed_s = (last[0].elapsed_s, last[0].probed_s) if last else (0.0, 0.0)
+        at, elapsed_s, probed_s = (
+            self.controller.so_far if self.controller is not None else (self._round, self._inspector.elapsed_s, 0.0)
+        )
         chosen = PLAIN if name in self._off or not load.active else Plan(name)
         self._decisions.append(
             Decision(
-                self._round, "sentinel", load.active, load.waiting, load.context, version, chosen, (), 0.0, (),
+                at, "sentinel", load.active, load.waiting, load.context, version, chosen, (), 0.0, (),
                 elapsed_s, probed_s, line,
             )
         )  # fmt: skip
         self._say(line)
+        if isinstance(self.planner, PacedController):
+            self.planner.told()
 
 
 def _asked(remaining_B: Sequence[int], depth_B: Sequence[int] | None) -> int:

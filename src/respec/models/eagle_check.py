@@ -17,6 +17,7 @@ from torch import Tensor
 
 from respec.models.eagle import EagleHead
 
+EMBEDDING = "embed_tokens.weight"
 # An update moves a tensor's norm by a few hundredths.
 FAR = 3.0
 # Blocks of one fusion layer and of the next update's are nearly parallel, blocks of different taps nearly orthogonal.
@@ -27,7 +28,8 @@ ALIKE = 0.5
 class HeadFacts:
     """What the next head is held against. Made by `facts_of`; a snapshot carries that of its head.
 
-    `norm` by tensor; `fusion` is the layer that fuses the taps, in bfloat16; `marked` the tokens that the head's other map says can be drafted.
+    `norm` by tensor, the embedding's left out: it does not learn, and is most of the head. `fusion` is the layer that fuses the taps, in bfloat16;
+    `marked` the tokens that the head's other map says can be drafted.
     """
 
     vocabulary: int
@@ -49,22 +51,31 @@ class Fault:
 
 @torch.no_grad()
 def facts_of(head: EagleHead) -> HeadFacts:
-    """One pass over the weights."""
+    """One pass over the weights that learn."""
     weights = dict(head.named_parameters())
     return HeadFacts(
         head.shape.layer.vocab_size,
         head.shape.taps,
         {name: tuple(tensor.shape) for name, tensor in weights.items()},
-        {name: float(torch.linalg.vector_norm(tensor.float())) for name, tensor in weights.items()},
+        {
+            name: float(torch.linalg.vector_norm(tensor.float()))
+            for name, tensor in weights.items()
+            if name != EMBEDDING
+        },
         head.draft_token.cpu().numpy().copy(),
         None if head.t2d is None else head.t2d.cpu().numpy().copy(),
         head.fc.weight.to(torch.bfloat16, copy=True),
     )
 
 
-def fault_of(new: HeadFacts, last: HeadFacts) -> Fault | None:
-    """The first thing wrong with a head that is to follow another; None for nothing."""
-    return _another_size(new, last) or _broken(new) or _wrong_map(new, last) or _far(new, last) or _reordered(new, last)
+def unsound(new: HeadFacts, held: HeadFacts) -> Fault | None:
+    """The first thing that no head may have which takes the place of `held`, however much it has learned; None for nothing."""
+    return _another_size(new, held) or _broken(new) or _wrong_map(new, held)
+
+
+def unlike(new: HeadFacts, held: HeadFacts, offered: HeadFacts) -> Fault | None:
+    """The first thing that no single update does to a sound head: `offered` is the one before it, whether or not it was taken."""
+    return _far(new, offered) or _reordered(new, held)
 
 
 def _another_size(new: HeadFacts, last: HeadFacts) -> Fault | None:
@@ -111,7 +122,8 @@ def _wrong_map(new: HeadFacts, last: HeadFacts) -> Fault | None:
 
 def _far(new: HeadFacts, last: HeadFacts) -> Fault | None:
     for name, norm in new.norm.items():
-        ratio = norm / last.norm[name]
+        before = last.norm[name]
+        ratio = norm / before if before else 1.0
         if not 1 / FAR < ratio < FAR:
             return Fault(
                 f"{name} has {ratio:.2g} times the norm it had", "an update that diverged, or weights of another head"

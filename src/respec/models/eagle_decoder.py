@@ -6,6 +6,8 @@ needs to be blind to the batch: it is so on the native path all the same.
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
@@ -16,20 +18,22 @@ from respec.models import kernels
 from respec.models.attention import attend, lay_out, write
 from respec.models.decoder import DecodeShape, KVStore
 from respec.models.eagle import EagleHead
-from respec.models.eagle_check import facts_of
+from respec.models.eagle_check import HeadFacts, facts_of
 from respec.models.linear import PackedLinear, padded_rows
 
 
 class EagleDecoder:
     """Reads a head once; the head may go on learning. `shape` is that of its KV cache, of a single layer; `facts` are what the next head is
-    held against.
+    held against. A head whose frozen embedding `like` has read already shares that one's copy.
     """
 
-    def __init__(self, head: EagleHead, dtype: torch.dtype) -> None:
+    def __init__(
+        self, head: EagleHead, dtype: torch.dtype, like: EagleDecoder | None = None, facts: HeadFacts | None = None
+    ) -> None:
         config, layer, attention = head.shape.layer, head.layer, head.layer.self_attn
         device = head.lm_head.weight.device
         self.shape = DecodeShape.of(config, dtype, device)
-        self.taps, self.hidden, self.facts = head.shape.taps, int(config.hidden_size), facts_of(head)
+        self.taps, self.hidden, self.facts = head.shape.taps, int(config.hidden_size), facts or facts_of(head)
         self.draft_token: Int64[np.ndarray, "draft"] = head.draft_token.cpu().numpy()
         self._native = kernels.supports(dtype, device, self.shape.head_dim, self.shape.group)
         self._residual = torch.promote_types(dtype, torch.float32)
@@ -42,7 +46,11 @@ class EagleDecoder:
         def norm(module) -> Float[Tensor, "hidden"]:
             return module.weight.detach().to(self._residual, copy=True)
 
-        self._embedding = head.embed_tokens.weight.detach().to(dtype, copy=True)
+        embedding = head.embed_tokens.weight
+        # the tensor that was read, and how often it had been written to
+        self._read, self._writes = weakref.ref(embedding), embedding._version
+        shares = like is not None and like._holds(embedding, dtype)
+        self._embedding = like._embedding if like is not None and shares else embedding.detach().to(dtype, copy=True)
         self._fc = fused(head.fc)
         self._qkv = fused(attention.q_proj, attention.k_proj, attention.v_proj)
         self._output = fused(attention.o_proj)
@@ -94,6 +102,11 @@ class EagleDecoder:
         """Whether the cosines and sines at hand are those of their positions."""
         kept = zip((self._cos, self._sin), self._rotation(len(self._cos)), strict=True)
         return all(torch.equal(mine, right) for mine, right in kept)
+
+    def _holds(self, embedding: Float[Tensor, "V hidden"], dtype: torch.dtype) -> bool:
+        """Whether this tensor is what the copy at hand was made of, and has not been written to since."""
+        same = self._read() is embedding and self._writes == embedding._version
+        return same and (self._embedding.dtype, self._embedding.device) == (dtype, embedding.device)
 
     def _rotation(self, positions: int) -> tuple[Float[Tensor, "positions dim"], Float[Tensor, "positions dim"]]:
         like = torch.zeros((), dtype=self._residual, device=self.shape.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from respec.speculation.decision import Kind, name_of
 from respec.speculation.settings import Settings
@@ -45,3 +45,23 @@ def choose(
         "switch",
         f"{name_of(plans[best])} is predicted at {rate_P[best]:.4g} tokens/s, {gain:.0%} more than {name}",
     )
+
+
+def hopeful(
+    rate_P: Float[np.ndarray, "P"],
+    error_P: Float[np.ndarray, "P"],
+    shut_P: Bool[np.ndarray, "P"],
+    idle_P: Int[np.ndarray, "P"],
+    best: int,
+    settings: Settings,
+) -> int | None:
+    """The plan most worth a probe, if one is: what may beat `best`, else of a drafter long idle (`idle_P` rounds). Never one that is shut."""
+    hope = np.where(shut_P, -np.inf, rate_P * (1 + settings.hope * error_P))
+    hope[best] = -np.inf
+    first = int(np.argmax(hope))
+    if hope[first] <= rate_P[best] * (1 + settings.stick):
+        idle = np.where(shut_P, -1, idle_P)
+        longest = max(settings.reprobe, int(idle[1:].max(initial=0)))
+        hope[(idle < longest) | (np.arange(len(hope)) == 0)] = -np.inf
+        first = int(np.argmax(hope))
+    return first if hope[first] > -np.inf else None

@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from respec.errors import ConfigError
 from respec.speculation.acceptance import Acceptance
-from respec.speculation.choice import choose
+from respec.speculation.choice import choose, hopeful
 from respec.speculation.cost_model import CostModel
 from respec.speculation.decision import Decision, Kind, name_of
 from respec.speculation.guard import Guard
@@ -152,6 +152,15 @@ class Controller:
         if reason:
             self._decide("share", self._view, self._index[plan], reason)
 
+    def told(self) -> None:
+        """Which drafters are shut, or what is believed of them, has changed from outside: to be looked at before the next round."""
+        self._key = ()
+
+    @property
+    def so_far(self) -> tuple[int, float, float]:
+        """Rounds of its life, the seconds of all of them, and those of probes."""
+        return self._round, self._total.elapsed_s, self._total.spent_s
+
     def passed(self, seconds: float) -> None:
         """A round under the standing plan that nobody looked at: it counts as time, and teaches nothing."""
         self._round += 1
@@ -220,11 +229,11 @@ class Controller:
         self._current = best
         self._held = 0 if changed else self._held + 1
         self._rested += 1
-        hopeful = self._hopeful(view, best)
-        if hopeful is not None:
-            self._probe = Probe(hopeful, self.settings.probe - 1)
-            self._decide("probe", view, hopeful, self._why_probe(view, hopeful))
-            return hopeful
+        promising = self._hopeful(view, best)
+        if promising is not None:
+            self._probe = Probe(promising, self.settings.probe - 1)
+            self._decide("probe", view, promising, self._why_probe(view, promising))
+            return promising
         if changed or not self._decisions:
             first = not self._decisions
             self._decide("start" if first else kind, view, best, f"{reason}; {self._cost.trust}" if first else reason)
@@ -240,20 +249,13 @@ class Controller:
         return choose(self.plans, view.goodput_P, barred, self._current, self._held, self.settings)
 
     def _hopeful(self, view: _View, best: int) -> int | None:
-        """The plan most worth a probe, if one is and the budget has room: what may beat the best, else a drafter long idle."""
+        """The plan most worth a probe, if one is and the budget has room."""
         if min(self._held, self._rested) < self.settings.probe:
             return None
-        hope = view.goodput_P * (1 + self.settings.hope * view.error_P)
-        hope[best] = -np.inf
-        first = int(np.argmax(hope))
-        if hope[first] <= view.goodput_P[best] * (1 + self.settings.stick):
-            idle = np.array([self._round - self._used[name] for name in self._drafters])
-            longest = max(self.settings.reprobe, int(idle[1:].max(initial=0)))
-            hope[(idle < longest) | (np.arange(len(hope)) == 0)] = -np.inf
-            first = int(np.argmax(hope))
-            if hope[first] == -np.inf:
-                return None
-        return first if self._may_probe(view, first, self.settings.probe) else None
+        shut = np.array([self.guard.shuts(name) for name in self._drafters])
+        idle = np.array([self._round - self._used[name] for name in self._drafters])
+        first = hopeful(view.goodput_P, view.error_P, shut, idle, best, self.settings)
+        return first if first is not None and self._may_probe(view, first, self.settings.probe) else None
 
     def _may_probe(self, view: _View, plan: int, rounds: int) -> bool:
         return not self.guard.shuts(self._drafters[plan]) and self._budget.allows(

@@ -12,8 +12,8 @@ from respec.types import Load, Plan, Rollout, RoundRecord
 
 
 class PacedController:
-    """A controller that looks at a round when its load has changed, when it is probing, or when it has time: `share` of all seconds so
-    far, and `grace_s` to begin with. Between looks the plan stands, and rounds are only counted. `sharing`, where given, says when
+    """A controller that looks at a round when its load has changed, when it was told of news, when it is probing, or when it has time:
+    `share` of all seconds so far, and `grace_s` to begin with. Between looks the plan stands, and rounds are only counted. `sharing`, where given, says when
     requests draft to depths of their own.
 
     A look costs some 200 microseconds; rounds of a small model on a CPU take four times that.
@@ -34,7 +34,7 @@ class PacedController:
         self._elapsed_s, self._thought_s = 0.0, -grace_s
         self._load: Load | None = None
         self._standing = Plan()
-        self._looks = True
+        self._looks, self._news = True, False
 
     @property
     def predicted(self) -> float:
@@ -45,13 +45,19 @@ class PacedController:
         """The plan for the round that is about to start."""
         before = self._load
         changed = before is None or (load.active, load.version) != (before.active, before.version)
-        self._looks = changed or self.controller.probing or self._thought_s <= self._share * self._elapsed_s
+        due = self._thought_s <= self._share * self._elapsed_s
+        self._looks, self._news = changed or self._news or self.controller.probing or due, False
         if self._looks:
             began = self._clock()
             self._load, self._standing = load, self.controller.plan(load)
             self._share_out(load)
             self._thought_s += self._clock() - began
         return self._standing
+
+    def told(self) -> None:
+        """See Controller.told: the next round is looked at, whatever the time."""
+        self._news = True
+        self.controller.told()
 
     def depths(self) -> tuple[int, ...] | None:
         """How deep each sequence of the load looked at last may draft; None: as deep as the plan."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from respec.errors import ModelError, StaleError
 from respec.models.eagle import EagleHead
+from respec.models.eagle_check import HeadFacts
 from respec.models.eagle_decoder import EagleDecoder
 from respec.rollout.draft.candidates import candidates
 from respec.rollout.draft.comb import Comb, lane, widths
@@ -57,8 +58,9 @@ class EagleDrafter:
     def taps(self) -> tuple[int, ...]:
         return self._decoder.taps
 
-    def adopt(self, head: EagleHead, version: int, learned_from: int = 0) -> None:
-        """Takes a newer head, between two decode rounds; all that the old one computed is forgotten. The head may go on learning.
+    def adopt(self, head: EagleHead, version: int, learned_from: int = 0, facts: HeadFacts | None = None) -> None:
+        """Takes a newer head, between two decode rounds; all that the old one computed is forgotten. The head may go on learning. `facts` are
+        its own, where they are known.
 
         Raises StaleError for a version that is not newer, ModelError for a head that reads other layers.
         """
@@ -68,7 +70,7 @@ class EagleDrafter:
             raise ModelError(
                 f"the new head reads layers {head.shape.taps}, the one in use {self.taps}; they must agree"
             )
-        self.restore(EagleDecoder(head, self._decoder.shape.dtype))
+        self.restore(EagleDecoder(head, self._decoder.shape.dtype, self._decoder, facts))
         self.version, self.learned_from = version, learned_from
 
     @property

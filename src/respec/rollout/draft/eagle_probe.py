@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from respec.rollout.draft.eagle import EagleDrafter
 from respec.rollout.kv_cache import KVCache
 
 ASKED = 8
+LOOKS, SHARE = (1, 8), 0.005
 # Hidden states grow from layer to layer, severalfold over a few; an update of the policy moves their size by a few hundredths.
 OTHER = 3.0
 
@@ -77,3 +78,46 @@ def another_size(now: Float[np.ndarray, "taps"], before: Float[np.ndarray, "taps
         return ""
     seen, had = (", ".join(f"{size:.3g}" for size in part) for part in (now, before))
     return f"hidden states before layers {taps} have norms {seen}, they had {had}; likely cause: other layers, or another order, than it reads"
+
+
+class Inspector:
+    """Looks into what a drafter drafts with, and what it reads: `LOOKS` rounds after a head has begun to draft, or later, once looks have taken
+    no more than `SHARE` of the seconds of all rounds, `elapsed_s`. A look takes a millisecond, a small model's round no more.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._looked_s, self.elapsed_s = clock, 0.0, 0.0
+        # the median norms of hidden states, by look
+        self._sizes: dict[int, Float[np.ndarray, "taps"]] = {}
+        self.began()
+
+    def began(self) -> None:
+        """Another head drafts from here on."""
+        self._rounds, self._owed = 0, list[int]()
+
+    def round(self) -> bool:
+        """The head has drafted for a round; whether there is anything to be looked after."""
+        self._rounds += 1
+        if self._rounds in LOOKS:
+            self._owed.append(self._rounds)
+        return self._rounds <= LOOKS[-1] or bool(self._owed)
+
+    def look(self, drafter: EagleDrafter, now: Kept) -> tuple[str, bool]:
+        """What is wrong, if a look is owed and paid for, and whether it would be with any head; empty for nothing."""
+        if not self._owed or self._looked_s > SHARE * self.elapsed_s:
+            return "", False
+        began = self._clock()
+        found = self._look(drafter, now, self._owed.pop(0))
+        self._looked_s += self._clock() - began
+        return found
+
+    def _look(self, drafter: EagleDrafter, now: Kept, look: int) -> tuple[str, bool]:
+        if wrong := what_is_wrong(drafter.snapshot, now.answered):
+            return f"{drafter.name} drafted for {self._rounds} rounds when {wrong}", False
+        if not (waiting := drafter.waiting()):
+            return "", False
+        seen = sizes(waiting, len(drafter.taps))
+        wrong = another_size(seen, self._sizes.get(look, seen), drafter.taps)
+        if not wrong:
+            self._sizes[look] = seen
+        return wrong, bool(wrong)
