@@ -8,7 +8,7 @@ import pytest
 
 from respec.config import ModelConfig, SpeculationConfig, parse_config
 from respec.config.sections import DrafterName
-from respec.drafting import MAKERS, make_drafters
+from respec.drafting import MAKERS, first_head, make_drafters
 from respec.errors import ConfigError, ModelError
 from respec.models.eagle import create_head, save_head
 from respec.models.load import Policy, load_policy
@@ -58,3 +58,11 @@ def test_a_folder_without_a_head_is_refused(policy, tmp_path):
     config = SpeculationConfig.model_validate({"drafter": "eagle", "drafter_path": str(tmp_path)})
     with pytest.raises(ModelError):
         make_drafters(config, policy, "auto")
+
+
+def test_a_head_is_put_where_the_policy_is(tmp_path):
+    policy = load_policy(ModelConfig(path="builtin:demo"))
+    save_head(create_head(policy.model, None, 0, "builtin:demo"), tmp_path)
+    config = SpeculationConfig.model_validate({"drafter": "eagle", "drafter_path": str(tmp_path)})
+    policy.model.to("meta")
+    assert {tensor.device.type for tensor in first_head(config, policy).state_dict().values()} == {"meta"}

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 from respec.bench.faults import FAULTS, Scene, play, updated
 from respec.drafter.distil import distil
 from respec.drafter.learner import LearnerSettings
+from respec.errors import ModelError
 from respec.models.eagle import EagleHead, create_head
 from respec.models.load import Policy
 from respec.models.packed_attention import use_packed_attention
@@ -30,6 +31,7 @@ from respec.speculation.cost_model import CostSample, fit
 from respec.speculation.decision import Decision
 from respec.speculation.explain import explain
 from respec.speculation.pace import PacedController
+from respec.speculation.sentinel import Watch
 from respec.types import PLAIN, Ask, Load, Plan, Prompt, Rollout, RoundRecord, Sampling, Stream, Version
 from respec.weights.publish import publish
 from respec.weights.swap import swap
@@ -182,6 +184,77 @@ def test_alarms_are_decisions_that_can_be_explained(taught):
     assert not scene.sentinel.take_decisions()
 
 
+@torch.no_grad()
+def scaled(head: EagleHead, factor: float) -> EagleHead:
+    """A copy whose drafts are the same up to their sharpness."""
+    other = copy.deepcopy(head)
+    other.lm_head.weight.mul_(factor)
+    return other
+
+
+def test_a_head_may_go_far_in_many_updates_and_at_once_from_the_runs_own_checkpoint(taught):
+    scene = scene_of(taught, lines := list[str]())
+    for version, factor in enumerate((2.0, 4.0, 8.0), 1):
+        assert scene.sentinel.admit(scaled(taught.head, factor), version).taken
+    assert not scene.sentinel.admit(scaled(taught.head, 100.0), 4).taken
+    resumed = scene_of(taught, lines)
+    assert not resumed.sentinel.admit(scaled(taught.head, 8.0), 3).taken
+    again = scene_of(taught, lines)
+    assert again.sentinel.admit(scaled(taught.head, 8.0), 3, 2, trusted=True).taken
+    assert (again.drafter.version, again.drafter.learned_from) == (3, 2)
+    assert again.sentinel.admit(scaled(taught.head, 16.0), 4).taken
+    broken = scaled(taught.head, float("nan"))
+    assert not again.sentinel.admit(broken, 5, trusted=True).taken
+
+
+def test_a_head_that_stays_where_one_that_was_refused_had_gone_is_not_refused_for_ever(taught):
+    scene = scene_of(taught, list[str]())
+    assert not scene.sentinel.admit(scaled(taught.head, 4.0), 1).taken
+    assert scene.sentinel.admit(scaled(taught.head, 4.1), 1).taken
+
+
+def test_a_tensor_of_zeros_in_the_head_in_use_is_no_measure(taught):
+    sentinel = Sentinel(CHAIN, {"eagle": EagleDrafter(scaled(taught.head, 0.0), torch.float32)}, print)
+    assert sentinel.admit(taught.head, 1).taken
+
+
+def collapsed(taught: Taught, scene: Scene, name: str = "head of another policy") -> None:
+    """Steps in which the head did well, without a learner, and one in which a fault befalls it."""
+    for step in range(2):
+        scene.engine.rollout(asks(step), SAMPLING, scene.sentinel.under(SAMPLING))
+        swap(scene.engine, taught.policy, "float32", step + 1)
+    FAULTS[name].strike(scene)
+    scene.engine.rollout(asks(2), SAMPLING, scene.sentinel.under(SAMPLING))
+
+
+def test_the_last_good_head_comes_back_with_its_version(taught):
+    scene = scene_of(taught, lines := list[str]())
+    assert scene.sentinel.admit(updated(taught.head, 0.01, 1), 4, 3).taken
+    collapsed(taught, scene)
+    assert len(lines) == 1 and "version 4, the last good one" in lines[0]
+    assert (scene.drafter.version, scene.drafter.learned_from) == (4, 3)
+
+
+def test_the_first_head_is_read_again_when_its_snapshot_was_spoilt_and_only_then(taught):
+    scene = scene_of(taught, lines := list[str]())
+    collapsed(taught, scene, "packed weights scrambled")
+    assert len(lines) == 1 and "version 0, the last good one, drafts again" in lines[0]
+    # hidden states that no head can read, under looks that are never paid for
+    scene = scene_of(taught, lines := list[str](), clock=itertools.count(step=3600.0).__next__)
+    collapsed(taught, scene, "hidden states of the layers swapped")
+    assert len(lines) == 1 and "off until the next swap" in lines[0]
+
+
+def test_a_first_head_that_cannot_be_read_any_more_does_not_end_the_run(taught):
+    def gone() -> EagleHead:
+        raise ModelError("it is gone")
+
+    scene = scene_of(taught, lines := list[str]())
+    scene.sentinel._first = gone
+    collapsed(taught, scene, "packed weights scrambled")
+    assert len(lines) == 1 and "off until the next swap" in lines[0]
+
+
 class Renewed:
     """A drafter that decodes with the policy's weights, and drafts nothing."""
 
@@ -242,4 +315,16 @@ def test_an_adaptive_server_neither_runs_nor_probes_what_is_off():
 
     assert rounds(100, 0, 15) and rounds(100, 1, 15)
     assert rounds(100, 2, 0) <= FEW and controller.controller.guard.shuts("self_quant") and len(lines) == 1
+    alarm = next(d for d in sentinel.take_decisions() if d.kind == "sentinel")
+    assert 200 < alarm.round <= 200 + FEW and alarm.elapsed_s > 200 * 1e-2
     assert rounds(2, 3, 15) >= 0 and not controller.controller.guard.shuts("self_quant")
+
+
+def test_weights_that_come_back_leave_what_is_believed_where_little_was_seen():
+    cost = fit([CostSample(b, b * k, 64.0, verify_s=1e-2 + 1e-5 * b * k) for b in (1, 16) for k in (1, 4)])
+    controller = PacedController(Controller([Plan("self_quant", 2, 1, 2)], cost, Acceptance(depth=2), 16))
+    sentinel = Sentinel(controller, {"self_quant": Renewed()}, print)
+    acceptance = controller.controller.acceptance
+    acceptance.observe_shadow("self_quant", (40, 30), (30, 20), 1.0)
+    sentinel._believe("self_quant", Watch(), Plan("self_quant", 2, 1, 2))
+    assert acceptance.effective("self_quant") == 40

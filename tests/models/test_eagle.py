@@ -14,6 +14,8 @@ from respec.drafter.examples import Example
 from respec.drafter.unroll import unroll
 from respec.errors import ModelError
 from respec.models.eagle import CONFIG, WEIGHTS, EagleHead, create_head, default_taps, load_head, save_head
+from respec.models.eagle_check import facts_of
+from respec.models.eagle_decoder import EagleDecoder
 
 SIZES = {
     "vocab_size": 48, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 8, "num_attention_heads": 4,
@@ -125,3 +127,24 @@ def _example(tokens, hidden) -> Example:
     longer = torch.cat([tokens, tokens[-1:]])
     taps = torch.cat([hidden, hidden[-1:]])
     return Example(longer, taps, 2, every, torch.full((count, 48), 1 / 48))
+
+
+def test_snapshots_of_a_head_that_learns_share_its_frozen_embedding_until_it_is_written_to(monkeypatch):
+    head = create_head(target(), range(0, 48, 3))
+    first = EagleDecoder(head, torch.bfloat16)
+    with torch.no_grad():
+        head.fc.weight.mul_(1.1)
+    facts = facts_of(head)
+    monkeypatch.setattr("respec.models.eagle_decoder.facts_of", lambda head: pytest.fail("its facts are known"))
+    second = EagleDecoder(head, torch.bfloat16, first, facts)
+    assert second._embedding is first._embedding and second.facts is facts and second.facts.norm != first.facts.norm
+    assert EagleDecoder(head, torch.float32, first, facts)._embedding.dtype == torch.float32
+    assert (
+        EagleDecoder(create_head(target(), range(0, 48, 3)), torch.bfloat16, first, facts)._embedding
+        is not first._embedding
+    )
+    with torch.no_grad():
+        head.embed_tokens.weight.mul_(2.0)
+    third = EagleDecoder(head, torch.bfloat16, second, facts)
+    assert torch.equal(third._embedding, head.embed_tokens.weight.to(torch.bfloat16))
+    assert not torch.equal(third._embedding, second._embedding)

@@ -13,6 +13,7 @@ from simulator import CONTEXT, Machine, falling, peaks, replay
 
 from respec.errors import ConfigError
 from respec.speculation.acceptance import Acceptance
+from respec.speculation.choice import hopeful
 from respec.speculation.controller import Controller
 from respec.speculation.cost_model import fit
 from respec.speculation.decision import name_of
@@ -210,3 +211,23 @@ def test_the_same_rounds_give_the_same_plans():
 def test_a_plan_too_deep_is_refused():
     with pytest.raises(ConfigError, match="depth 9"):
         Controller([Plan("a", 9, 1, 9)], fit(Machine(STEADY, 0).profile()), Acceptance(8))
+
+
+def test_a_drafter_that_is_shut_is_not_in_the_way_of_anothers_probes():
+    rate, error = np.array([100.0, 300.0, 120.0]), np.array([0.1, 0.1, 0.3])
+    shut, idle = np.array([False, True, False]), np.array([0, 5000, 0])
+    assert hopeful(rate, error, shut, idle, 0, Settings()) == 2
+    assert hopeful(rate, error, ~shut & False, idle, 0, Settings()) == 1
+    # what is long idle, too, and not what is shut for longer
+    low, sure = np.array([100.0, 50.0, 40.0]), np.zeros(3)
+    assert hopeful(low, sure, shut, np.array([0, 5000, Settings().reprobe]), 0, Settings()) == 2
+    assert hopeful(low, sure, np.array([False, True, True]), np.array([0, 5000, 5000]), 0, Settings()) is None
+
+
+def test_probes_of_others_go_on_while_the_best_drafter_is_shut():
+    machine = Machine(STEADY, 0)
+    subject = controller(machine)
+    replay(subject, machine, [4] * 200)
+    subject.guard.shut("a", "its drafts are wrong")
+    drafters = {plan.drafter for plan in replay(subject, machine, [4] * 600).plans_R}
+    assert "b" in drafters and "a" not in drafters

@@ -61,3 +61,10 @@ def test_a_change_of_load_or_version_is_always_looked_at():
     looked = played(paced(share=0.0), loads)
     assert looked[0] and looked[50] and looked[51]
     assert np.mean(looked[5:50]) < 0.2
+
+
+def test_news_is_looked_at_at_once():
+    load, controller = Load(8, 0, 64.0, (100,) * 8), paced(share=0.0)
+    assert not any(played(controller, [load] * 100)[50:])
+    controller.told()
+    assert played(controller, [load] * 3) == [True, False, False]
