@@ -57,7 +57,14 @@ def head(tmp_path_factory) -> tuple[Path, EagleHead]:
 def test_a_head_that_learns_changes_neither_tokens_nor_weights_of_the_policy(head, tmp_path):
     folder, start = head
     eagle = {"speculation__drafter": "eagle", "speculation__s": 3, "speculation__drafter_path": folder}
-    learning = {**eagle, "drafter__learn": "true", "drafter__lr": 0.002, "drafter__share": 1, "drafter__judge_every": 1}
+    learning = {
+        **eagle,
+        "drafter__learn": "true",
+        "drafter__lr": 0.002,
+        "drafter__share": 1,
+        "drafter__judge_every": 1,
+        "drafter__minibatches": 2,
+    }
     learned = run(tmp_path / "learned", **learning)
     beside = run(tmp_path / "beside", **learning, drafter__async_steps=1)
     plain = run(tmp_path / "plain", speculation__drafter="off")
@@ -68,10 +75,10 @@ def test_a_head_that_learns_changes_neither_tokens_nor_weights_of_the_policy(hea
         assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
         assert all(line["rollout/tokens_identical"] == 1 for line in lines[1:])
         assert [line["reward/mean"] for line in lines[1:]] == [line["reward/mean"] for line in plain[1:]]
-    # it has learned, and what it learned is what the run leaves behind
     # a stage's time is counted once
     parts = [f"time/{name}_s" for name in ("generation", "reward", "training", "drafter", "weights", "compare")]
     assert all(sum(line[part] for part in parts) <= line["time/step_s"] for line in learned[1:])
+    # it has learned, and what it learned is what the run leaves behind
     overlap = [line["drafter/overlap"] for line in learned[1:]]
     assert overlap[-1] > overlap[0] + 0.05
     assert all(line["drafter/gained"] > 0 for line in learned[1:])
