@@ -66,7 +66,8 @@ class Follower:
         self.online = None
         if learning is not None:
             door = Sentinel(Plan(), self.engine.drafters, print)
-            self.online = OnlineLearner(learning, config.rollout, head, self.drafter, door, config.run.steps)
+            taught = config.model_copy(update={"drafter": learning})
+            self.online = OnlineLearner(taught, head, self.drafter, door, print)
 
     def draw(self, asks: Sequence[Ask], config: Config) -> tuple[tuple[Rollout, ...], RolloutStats]:
         s = config.speculation.s

@@ -174,6 +174,14 @@ def test_mode_lossy_has_a_lenience_of_at_least_one_and_keeps_all_rollouts(least:
         load_config(least, (thinned,))
 
 
+def test_a_learner_beside_generation_is_for_matching_alone(least: Path) -> None:
+    asked = ("speculation.drafter=eagle", "speculation.drafter_path=h", "drafter.learn=true", "drafter.async_steps=1")
+    assert load_config(least, asked).drafter.async_steps == 1
+    with pytest.raises(ConfigError, match=r"'matching' alone, got 'rejection'.*set drafter.async_steps = 0"):
+        load_config(least, (*asked, "speculation.mode=rejection"))
+    load_config(least, (*asked[:3], "speculation.mode=rejection"))
+
+
 def test_what_is_written_down_reads_back_the_same(least: Path) -> None:
     config = load_config(least, ("run.dir=a/b", "warmup.save_to=m", "task.reward=[{ fn = 'math', fallback = 0.5 }]"))
     assert parse_config(config.model_dump(mode="json")) == config

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from respec.config import ModelConfig
+from respec.config import Config, ModelConfig, load_config
+from respec.drafter.agreement import read_agreement
+from respec.drafter.examples import Example, capture
+from respec.drafter.judge import judge
 from respec.models.eagle import EagleHead, create_head, load_head, save_head
 from respec.models.load import load_policy
+from respec.online import OnlineLearner, Purpose
+from respec.report.run_dir import RunDir
+from respec.rollout.draft.eagle import EagleDrafter
+from respec.rollout.engine import Engine
+from respec.sentinel import Sentinel
+from respec.types import PLAIN, Ask, Prompt, Sampling, Stream
+from respec.weights.publish import publish
 
 SETTINGS = {
     "run.steps": 3, "run.threads": 1, "task.train_size": 8, "task.eval_size": 8, "rollout.prompts_per_step": 4, "rollout.group_size": 4,
@@ -43,9 +57,16 @@ def head(tmp_path_factory) -> tuple[Path, EagleHead]:
 def test_a_head_that_learns_changes_neither_tokens_nor_weights_of_the_policy(head, tmp_path):
     folder, start = head
     eagle = {"speculation__drafter": "eagle", "speculation__s": 3, "speculation__drafter_path": folder}
-    learning = {**eagle, "drafter__learn": "true", "drafter__lr": 0.002, "drafter__share": 1, "drafter__judge_every": 1}
+    learning = {
+        **eagle,
+        "drafter__learn": "true",
+        "drafter__lr": 0.002,
+        "drafter__share": 1,
+        "drafter__judge_every": 1,
+        "drafter__minibatches": 2,
+    }
     learned = run(tmp_path / "learned", **learning)
-    beside = run(tmp_path / "beside", **learning, drafter__async_steps=1, checkpoint__every_steps=0)
+    beside = run(tmp_path / "beside", **learning, drafter__async_steps=1)
     plain = run(tmp_path / "plain", speculation__drafter="off")
     # law 7: the policy's weights after three steps
     theirs = load_file(tmp_path / "plain" / "checkpoints/000003/model.safetensors")
@@ -54,13 +75,18 @@ def test_a_head_that_learns_changes_neither_tokens_nor_weights_of_the_policy(hea
         assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
         assert all(line["rollout/tokens_identical"] == 1 for line in lines[1:])
         assert [line["reward/mean"] for line in lines[1:]] == [line["reward/mean"] for line in plain[1:]]
+    # a stage's time is counted once
+    parts = [f"time/{name}_s" for name in ("generation", "reward", "training", "drafter", "weights", "compare")]
+    assert all(sum(line[part] for part in parts) <= line["time/step_s"] for line in learned[1:])
     # it has learned, and what it learned is what the run leaves behind
     overlap = [line["drafter/overlap"] for line in learned[1:]]
     assert overlap[-1] > overlap[0] + 0.05
     assert all(line["drafter/gained"] > 0 for line in learned[1:])
     kept, its = (load_head(tmp_path / name / "drafter") for name in ("learned", "beside"))
     assert not torch.equal(kept.fc.weight, start.fc.weight)
-    # beside generation the same updates are made of the same rollouts; they reach the drafts a step later, and so does what is said of them
+    assert read_agreement(tmp_path / "learned/drafter").keys() == {"matching"}
+    # beside generation the same updates are made of the same rollouts; they reach the drafts a step later, and so does what is said of them;
+    # a checkpoint every step changes neither
     assert all(torch.equal(a, b) for a, b in zip(kept.parameters(), its.parameters(), strict=True))
     assert [line["drafter/age"] for line in learned[1:]] == [0.0, 1.0, 1.0]
     assert [line["drafter/age"] for line in beside[1:]] == [0.0, 1.0, 2.0]
@@ -85,3 +111,112 @@ def test_a_stopped_run_learns_the_same_head_as_one_that_never_stopped(head, tmp_
     whole, stopped = (load_file(tmp_path / name / "drafter/model.safetensors") for name in ("whole", "stopped"))
     assert all(torch.equal(whole[name], stopped[name]) for name in whole)
     assert not torch.equal(whole["fc.weight"], head[1].fc.weight)
+
+
+@pytest.fixture(scope="module")
+def examples(head) -> list[Example]:
+    """Of sixteen completions."""
+    policy = load_policy(ModelConfig(path="builtin:demo"))
+    engine = Engine(publish(policy, "auto", 0), policy.tokenizer, policy.eos_token_ids, 0, 8)
+    texts = ("3 + 4 - 2\n", "9 - 1 + 5\n", "2 + 2 + 2\n", "8 - 3\n")
+    asks = [
+        Ask(Prompt(row, "", tuple(policy.tokenizer(text)["input_ids"])), Stream.BENCH, 0, 4)
+        for row, text in enumerate(texts)
+    ]
+    return capture(policy.model, head[1].shape.taps, engine.rollout(asks, Sampling(24))[0], Sampling(24))
+
+
+@dataclasses.dataclass
+class Seen:
+    """What a watcher has seen."""
+
+    examples: list[Example]
+    wall_s: float = 0.0
+
+
+class Learning:
+    """A learner with the lines that it has said."""
+
+    def __init__(self, head, *sets: str) -> None:
+        words = (
+            "speculation.drafter=eagle",
+            f"speculation.drafter_path={head[0]}",
+            "drafter.learn=true",
+            "drafter.lr=0.002",
+            *sets,
+        )
+        self.config: Config = load_config(Path("examples/demo.toml"), words)
+        own = copy.deepcopy(head[1])
+        self.drafter, self.lines = EagleDrafter(own, torch.float32), list[str]()
+        door = Sentinel(PLAIN, {"eagle": self.drafter}, self.lines.append)
+        self.online = OnlineLearner(self.config, own, self.drafter, door, self.lines.append)
+
+    def update(self, examples: list[Example], step: int) -> dict[str, float]:
+        seen: Any = Seen(examples)
+        return self.online.update(seen, step)
+
+
+def same(a: EagleHead, b: EagleHead) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("sets", [("drafter.minibatches=2",), ("drafter.async_steps=1",), ("drafter.gate=0.1",)])
+def test_an_update_that_is_not_finite_is_told_and_the_run_goes_on_with_the_head_before(head, examples, sets):
+    bad = dataclasses.replace(examples[0], taps_LT=examples[0].taps_LT * torch.nan)
+    ours = Learning(head, *sets)
+    found = [ours.update([*examples[1:8], bad], 1)]
+    ours.online.state_dict()
+    if "async" in sets[0]:
+        found.append(ours.update([], 2))
+    assert found[-1]["drafter/failed"] == 1 and "drafter/loss" not in found[-1]
+    assert len(ours.lines) == 1 and "version 0 goes on drafting" in ours.lines[0]
+    assert same(ours.online.head, head[1]) and ours.drafter.version == 0 and not ours.online.agreement
+    later = [ours.update(examples[8:], step) for step in (3, 4)]
+    assert [line["drafter/failed"] for line in later] == [0, 0]
+    assert len(ours.lines) == 1 and (ours.drafter.version > 0 or "gate" in sets[0])
+
+
+@pytest.mark.parametrize("sets", [(), ("drafter.every=2",), ("drafter.replay=1",), ("drafter.gate=0.9",)])
+def test_what_the_controller_is_told_is_of_new_rollouts_and_of_the_head_that_has_not_seen_them(head, examples, sets):
+    ours = Learning(head, "drafter.minibatches=1", "drafter.judge_every=0", *sets)
+    ours.update(examples[:8], 1)
+    before = copy.deepcopy(ours.online.head)
+    ours.update(examples[8:], 2)
+    wanted = judge(before, examples[8:], ours.config.drafter.depths, 1.0).agreement["matching"]
+    found = ours.online.agreement["matching"]
+    assert found.tested_K == pytest.approx(wanted.tested_K) and found.stood_K == pytest.approx(wanted.stood_K)
+    # with a second optimizer step to come, by the first mini-batch alone: the head after it is another
+    two = Learning(head, "drafter.minibatches=2", "drafter.judge_every=0")
+    two.update(examples, 1)
+    order = np.random.default_rng((0, 1, Purpose.MINIBATCHES)).permutation(len(examples))[: len(examples) // 2]
+    wanted = judge(head[1], [examples[i] for i in order], ours.config.drafter.depths, 1.0).agreement["matching"]
+    assert two.online.agreement["matching"].stood_K == pytest.approx(wanted.stood_K)
+
+
+def test_a_checkpoint_changes_neither_what_drafts_next_nor_what_is_said(head, examples, tmp_path):
+    with_, without = (Learning(head, "drafter.async_steps=1", f"run.dir={tmp_path / name}") for name in ("a", "b"))
+    said = []
+    with RunDir(with_.config) as run:
+        for step, part in enumerate((examples[:8], examples[8:], []), 1):
+            lines = [learning.update(part, step) for learning in (with_, without)]
+            said.append([{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines])
+            assert with_.online.agreement == without.online.agreement and bool(with_.online.agreement) == (step > 1)
+            saved = with_.online.state_dict()
+            with_.online.save(run)
+            assert with_.drafter.version == without.drafter.version == step - 1
+            # the head in the making is what is saved, under the version it will have
+            assert saved["version"] == min(step, 2)
+            assert same(load_head(run.path / "drafter"), with_.online.head)
+        # the last step learned nothing, and what is known of the head still lies beside it
+        assert read_agreement(run.path / "drafter") == with_.online.agreement
+        with_.update([], 4)
+        assert not with_.online.agreement
+        with_.online.save(run)
+        assert read_agreement(run.path / "drafter")
+    assert all(a == b for a, b in said) and same(with_.online.head, without.online.head)
+
+
+def test_choices_depend_on_the_runs_seed_and_on_what_is_chosen(head):
+    first, again, other = (Learning(head, f"run.seed={seed}").online for seed in (0, 0, 1))
+    orders = [[tuple(one._draws(1, what).permutation(64)) for what in Purpose] for one in (first, again, other)]
+    assert orders[0] == orders[1] and len({*orders[0], *orders[2]}) == 2 * len(Purpose)

@@ -112,6 +112,5 @@ def _summary(stats: DistilStats, head: EagleHead, drawn: Sequence[Rollout], to: 
         "completion_tokens": sum(len(rollout.token_T) for rollout in drawn),
         "parameters": sum(p.numel() for p in head.parameters() if p.requires_grad),
         "draft_vocabulary": head.shape.draft_vocabulary,
-        "accepted_length": stats.accepted_length,
         "saved_to": str(to),
     }

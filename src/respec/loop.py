@@ -94,7 +94,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 _save(run, policy, learner, None, 0, view)
             stages = build(config, policy, task, reward, view, version=step)
             remember(stages, run)
-            online = online_learner(config, policy, stages.engine, stages.planner, drafter_state)
+            online = online_learner(config, policy, stages.engine, stages.planner, view.say, drafter_state)
             if run.last_step is None:
                 _record_start(stages, run)
             tokens = tokens_so_far(run.read_metrics())
@@ -152,6 +152,7 @@ def _step(
     own = surprise(made.rollout_R, config.rollout.sampling())
     metrics = _metrics(made, scored, update, stages.reward.names, own) | distilled | share_of(distilled, ended - began) | {
         "time/reward_s": reward_s, "time/weights_s": ended - swapped_at, "time/step_s": ended - began,
+        "time/training_s": update.wall_s - (watch.wall_s if watch is not None else 0.0),
         "tokens/total": tokens_before + made.stats.tokens, "drafter/alarms": float(len(stages.planner.take_alarms())),
     }  # fmt: skip
     return metrics, scored, made.stats.round_R
@@ -200,7 +201,7 @@ def _metrics(
         "rollout/entropy": np.concatenate([item.rollout.entropy_T for item in scored]).mean(),
         "rollout/tokens": stats.tokens, "rollout/prompt_tokens": stats.prompt_tokens, "rollout/rounds": len(stats.round_R),
         "time/generation_s": stats.wall_s, "time/prefill_s": stats.prefill_s, "time/draft_s": stats.draft_s,
-        "time/verify_s": stats.verify_s, "time/overhead_s": stats.overhead_s, "time/training_s": update.wall_s,
+        "time/verify_s": stats.verify_s, "time/overhead_s": stats.overhead_s,
     }  # fmt: skip
     for name in names:
         parts = [item.part[name] for item in scored if item.part[name] is not None]

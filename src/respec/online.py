@@ -9,15 +9,17 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
 import torch
 
-from respec.config import Config, DrafterConfig, RolloutConfig
-from respec.drafter.agreement import Agreement, together, write_agreement
+from respec.config import Config
+from respec.drafter.agreement import MODES, Agreement, read_agreement, write_agreement
 from respec.drafter.beside import Beside
 from respec.drafter.examples import Example
 from respec.drafter.judge import Judgement, judge
@@ -26,7 +28,9 @@ from respec.drafter.replay import Replay
 from respec.drafter.schedule import Gate, rate
 from respec.drafter.watcher import Watcher
 from respec.drafter.weighting import weigh
+from respec.errors import NonFiniteError
 from respec.models.eagle import EagleHead, check_fits, load_head, save_head
+from respec.models.heap import give_back
 from respec.models.load import Policy
 from respec.report.run_dir import RunDir
 from respec.rollout.draft.eagle import EagleDrafter
@@ -36,8 +40,24 @@ from respec.types import Mode, Sample
 
 FOLDER = "drafter"
 
-Learned = tuple[dict[str, float], Judgement, Mapping[Mode, Agreement]]
-"""What an update gives: metrics, how the head stood to its first mini-batch before, and how far drafts would have stood on all."""
+
+class Purpose(IntEnum):
+    """What a choice is drawn for: each has draws of its own."""
+
+    ROLLOUTS = 0
+    REPLAY = 1
+    MINIBATCHES = 2
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What an update gave. `seen`: how the head stood to its first mini-batch before the first optimizer step; None where it was judged
+    before. `failure` says why there was no update, which has left no trace.
+    """
+
+    metrics: Mapping[str, float]
+    seen: Judgement | None
+    failure: str = ""
 
 
 class OnlineLearner:
@@ -46,26 +66,22 @@ class OnlineLearner:
 
     A step is `watch`, for the policy's update to be looked at, and `update`. With `async_steps` 1 an update begun in one step runs beside
     the next one's generation and is adopted in that one's `update`: drafts are then by a head one update older.
-    `steps` (RL steps) spans the learning-rate schedule.
+    `say` gets one line for each update that failed.
     """
 
     def __init__(
-        self,
-        config: DrafterConfig,
-        rollout: RolloutConfig,
-        head: EagleHead,
-        drafter: EagleDrafter,
-        door: Sentinel,
-        steps: int,
+        self, run: Config, head: EagleHead, drafter: EagleDrafter, door: Sentinel, say: Callable[[str], None]
     ) -> None:
-        self._config, self._sampling, self._steps = config, rollout.sampling(), steps
-        self._drafter, self._door = drafter, door
+        config, rollout = run.drafter, run.rollout
+        self._config, self._sampling, self._steps, self._seed = config, rollout.sampling(), run.run.steps, run.run.seed
+        self._drafter, self._door, self._say = drafter, door, say
         self._settings = LearnerSettings(
             loss=config.loss,
             lr=config.lr,
             depths=config.depths,
             grad_clip=config.grad_clip,
             temperature=rollout.temperature or 1.0,
+            modes=tuple(mode for mode in MODES if mode == run.speculation.mode),
         )
         self._learner = DrafterLearner(head, self._settings)
         self._replay = Replay(config.replay_mb, config.replay)
@@ -73,8 +89,10 @@ class OnlineLearner:
         self._beside = Beside(config.threads, head.lm_head.weight.device) if config.async_steps else None
         self._running: tuple[Future[Learned], int] | None = None
         self._alike = False
-        # how far drafts would have stood on the rollouts of the last update, by mode; empty on a step without one
+        # how far the drafts of one head would have stood on rollouts that it had not seen, by mode; empty on a step that showed nothing of it.
+        # Of an update that ran beside it is told when that is adopted
         self.agreement: Mapping[Mode, Agreement] = {}
+        self._agreed: Mapping[Mode, Agreement] = {}
 
     @property
     def head(self) -> EagleHead:
@@ -82,9 +100,9 @@ class OnlineLearner:
         return self._learner.head
 
     def watch(self, samples: Sequence[Sample], step: int) -> Watcher:
-        """What is to look on at the policy's update on these samples: at a choice of them that depends on the step alone."""
+        """What is to look on at the policy's update on these samples: at a choice of them that depends on seed and step alone."""
         wanted = math.ceil(len(samples) * self._config.share / self._config.every)
-        chosen = [samples[i] for i in sorted(np.random.default_rng(step).permutation(len(samples))[:wanted])]
+        chosen = [samples[i] for i in sorted(self._draws(step, Purpose.ROLLOUTS).permutation(len(samples))[:wanted])]
         rewards = np.array([sample.scored.reward for sample in chosen])
         spread = np.array([float(sample.advantage_T[0]) if len(sample.advantage_T) else 0.0 for sample in chosen])
         weights, self._alike = weigh(self._config.weighting, rewards, self._config.reward_min, spread)
@@ -97,91 +115,132 @@ class OnlineLearner:
     def update(self, watch: Watcher, step: int) -> dict[str, float]:
         """Adopts the update that ran beside, if one did, and begins the next where one is due; what was done and seen, as metrics.
 
-        Raises NonFiniteError, with the head as it was.
+        An update whose loss or gradient is not finite leaves head and optimizer as they were: `say` tells, and the run goes on.
         """
         began = time.perf_counter()
         age = step - 1 - self._drafter.learned_from
         self.agreement = {}
-        metrics, examples = self._adopt(), watch.examples
+        metrics, examples = {"drafter/failed": 0.0} | self._adopt(), watch.examples
         lost = self._replay.add(examples)
         due = step % self._config.every == 0
-        opened = due and bool(examples)
-        if opened and self._judges_first:
-            seen = self._judge(examples)
-            drift = self._gate.drift(seen)
-            metrics |= _judgement(seen, drift)
-            opened = self._gate.opens(drift)
+        opened, known = due and bool(examples), None
+        if opened and self._judges_first(step):
+            known = self._judge(examples)
+            metrics |= self._take(known)
+            opened = known.finite and self._gate.opens(metrics["drafter/drift"])
+            if not known.finite:
+                metrics |= self._failed("drafter update: hidden states of this step's rollouts are not finite")
         metrics |= {
             "drafter/age": float(age), "drafter/updated": float(opened), "drafter/uniform": float(self._alike),
             "drafter/replay_mb": self._replay.megabytes, "drafter/forgotten": float(lost),
         }  # fmt: skip
         if opened:
-            self._begin(self._replay.draw(step), examples, step)
+            self._begin(self._replay.draw((self._seed, step, Purpose.REPLAY)), examples, step, known)
         elif due:
             self._replay.pass_over()
         if self._beside is None:
             metrics |= self._adopt()
+        give_back()
         return metrics | {"time/drafter_s": watch.wall_s + time.perf_counter() - began}
 
-    @property
-    def _judges_first(self) -> bool:
-        """Whether new rollouts are judged by a pass of their own; else the update's first mini-batch tells as much for nothing."""
-        return self._config.gate > 0 or self._config.replay > 0
+    def _judges_first(self, step: int) -> bool:
+        """Whether this step's rollouts are judged by a pass of their own; else they are the update's one mini-batch, whose pass tells as much."""
+        config = self._config
+        alone = config.gate == config.replay == 0 and config.every == 1
+        return not alone or (config.minibatches > 1 and self._measures(step))
 
-    def _begin(self, drawn: Sequence[Example], new: Sequence[Example], step: int) -> None:
+    def _measures(self, step: int) -> bool:
+        return self._config.judge_every > 0 and step % self._config.judge_every == 0
+
+    def _begin(self, drawn: Sequence[Example], new: Sequence[Example], step: int, known: Judgement | None) -> None:
         if self._beside is not None:
-            self._running = self._beside.start(lambda: self._learn(drawn, new, step)), step - 1
+            self._running = self._beside.start(lambda: self._learn(drawn, new, step, known)), step - 1
             return
         done: Future[Learned] = Future()
-        done.set_result(self._learn(drawn, new, step))
+        done.set_result(self._learn(drawn, new, step, known))
         self._running = done, step - 1
 
-    def _learn(self, drawn: Sequence[Example], new: Sequence[Example], step: int) -> Learned:
-        """One update, which depends on its arguments and the learner's state alone, wherever it runs."""
+    def _learn(self, drawn: Sequence[Example], new: Sequence[Example], step: int, known: Judgement | None) -> Learned:
+        """One update, which depends on its arguments and the learner's state alone, wherever it runs. `known` is the judgement of `new`."""
         began, config = time.perf_counter(), self._config
-        judges = config.judge_every > 0 and step % config.judge_every == 0
-        before = self._judge(new).overlap_K[0] if judges else 0.0
         lr = rate(step - 1, self._steps, config.lr, config.warmup_steps, config.decay, config.min_lr_ratio)
         share = max(1, -(-len(drawn) // config.minibatches))
-        order = np.random.default_rng(step).permutation(len(drawn))
+        order = self._draws(step, Purpose.MINIBATCHES).permutation(len(drawn))
         parts = [order[start : start + share] for start in range(0, len(order), share)]
-        stats = [self._learner.step([drawn[i] for i in part], lr) for part in parts]
-        gained = {"drafter/gained": float(self._judge(new).overlap_K[0] - before)} if judges else {}
-        return gained | {
+        try:
+            stats = self._learner.update([[drawn[i] for i in part] for part in parts], lr, judges=known is None)
+        except NonFiniteError as error:
+            return Learned({"time/drafter_update_s": time.perf_counter() - began}, None, str(error))
+        before, gained = known or stats[0].seen, dict[str, float]()
+        if self._measures(step) and before is not None:
+            gained["drafter/gained"] = float(self._judge(new).overlap_K[0] - before.overlap_K[0])
+        return Learned(gained | {
             "drafter/loss": float(np.mean([s.loss for s in stats])), "drafter/grad_norm": float(np.mean([s.grad_norm for s in stats])),
             "drafter/lr": lr, "drafter/tokens": float(sum(s.tokens for s in stats)),
             "time/drafter_update_s": time.perf_counter() - began,
-        }, stats[0].seen, together(s.agreement for s in stats)  # fmt: skip
+        }, stats[0].seen)  # fmt: skip
 
     def _adopt(self) -> dict[str, float]:
         """Waits for the update under way, if there is one, and lets its head draft: between two rollouts."""
         if self._running is None:
             return {}
         (future, learned_from), self._running = self._running, None
-        metrics, seen, self.agreement = future.result()
+        done = future.result()
+        if done.failure:
+            return dict(done.metrics) | self._failed(done.failure)
         self._door.admit(self.head, self._drafter.version + 1, learned_from)
-        return metrics if self._judges_first else metrics | _judgement(seen, self._gate.drift(seen))
+        return dict(done.metrics) | (self._take(done.seen) if done.seen is not None else {})
+
+    def _take(self, seen: Judgement) -> dict[str, float]:
+        """Keeps what was seen of the head's drafts, and says it as metrics; nothing where it is not finite."""
+        if not seen.finite:
+            return {}
+        self.agreement = self._agreed = seen.agreement
+        return {
+            "drafter/overlap": float(seen.overlap_K[0]), "drafter/expected_length": seen.expected_length,
+            "drafter/drift": self._gate.drift(seen),
+        }  # fmt: skip
+
+    def _failed(self, why: str) -> dict[str, float]:
+        self._say(f"{why}; version {self._drafter.version} goes on drafting")
+        return {"drafter/failed": 1.0}
+
+    def _draws(self, step: int, purpose: Purpose) -> np.random.Generator:
+        return np.random.default_rng((self._seed, step, purpose))
 
     def _judge(self, examples: Sequence[Example]) -> Judgement:
-        return judge(self.head, examples, self._config.depths, self._settings.temperature, self._settings.tokens)
+        asked = self._settings
+        return judge(self.head, examples, asked.depths, asked.temperature, asked.tokens, asked.modes)
+
+    def _settled(self) -> tuple[int, int]:
+        """Waits for the update under way, which is still to be adopted at its time; version and origin of the head in the making."""
+        if self._running is not None:
+            future, learned_from = self._running
+            if not future.result().failure:
+                return self._drafter.version + 1, learned_from
+        return self._drafter.version, self._drafter.learned_from
 
     def save(self, run: RunDir) -> None:
         """Puts the head as it stands into the run folder, in the format that vLLM and the speculators library load."""
-        self._adopt()
+        self._settled()
         scratch, target = run.path / f".{FOLDER}.tmp", run.path / FOLDER
         shutil.rmtree(scratch, ignore_errors=True)
         save_head(self.head, scratch)
-        if self.agreement:
-            write_agreement(scratch, self.agreement)
+        if agreed := self._agreed or read_agreement(target):
+            write_agreement(scratch, agreed)
         shutil.rmtree(target, ignore_errors=True)
         scratch.rename(target)
 
     def state_dict(self) -> dict[str, Any]:
-        """Head, optimizer, replay buffer and gate, for the checkpoint; an update that runs beside is waited for and adopted."""
-        self._adopt()
+        """Head, optimizer, replay buffer and gate, for the checkpoint; an update that runs beside is waited for.
+
+        Nothing else changes: its head drafts from its own time on, whether a checkpoint is written or not. A run that goes on from the checkpoint
+        begins with it.
+        """
+        version, learned_from = self._settled()
         return {
             "learner": self._learner.state_dict(), "replay": self._replay.state_dict(), "gate": self._gate.state_dict(),
-            "version": self._drafter.version, "learned_from": self._drafter.learned_from,
+            "version": version, "learned_from": learned_from,
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -194,7 +253,12 @@ class OnlineLearner:
 
 
 def online_learner(
-    config: Config, policy: Policy, engine: Engine, door: Sentinel, state: Mapping[str, Any] | None = None
+    config: Config,
+    policy: Policy,
+    engine: Engine,
+    door: Sentinel,
+    say: Callable[[str], None],
+    state: Mapping[str, Any] | None = None,
 ) -> OnlineLearner | None:
     """The learner of the engine's `eagle` drafter, going on from a checkpoint's `state`; None where none is wanted.
 
@@ -205,18 +269,10 @@ def online_learner(
         return None
     head = load_head(path)
     check_fits(head, policy.model)
-    learner = OnlineLearner(
-        config.drafter, config.rollout, head.to(policy.model.device), drafter, door, config.run.steps
-    )
+    learner = OnlineLearner(config, head.to(policy.model.device), drafter, door, say)
     if state is not None:
         learner.load_state_dict(state)
     return learner
-
-
-def _judgement(seen: Judgement, drift: float) -> dict[str, float]:
-    return {
-        "drafter/overlap": float(seen.overlap_K[0]), "drafter/expected_length": seen.expected_length, "drafter/drift": drift,
-    }  # fmt: skip
 
 
 def share_of(metrics: Mapping[str, float], step_s: float) -> dict[str, float]:

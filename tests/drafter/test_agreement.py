@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from respec.drafter.agreement import ACCEPTANCE_FILE, Agreement, agreement, read_agreement, together, write_agreement
+from respec.drafter.agreement import ACCEPTANCE_FILE, Agreement, read_agreement, together, write_agreement
+from respec.drafter.judge import judged
 from respec.drafter.losses import log_law, overlap, race_match, with_tail
 from respec.drafter.unroll import Depth, Unrolled
 from respec.types import Mode
@@ -70,7 +71,9 @@ def unrolled(chance: list[list[float]]) -> Unrolled:
 
 
 def test_chances_multiply_along_a_draft_and_ends_of_texts_are_not_held_against_it():
-    found = agreement(unrolled([[0.5, 0.8], [0.2, 0.5], [0.9]]))["rejection"]
+    seen = judged(unrolled([[0.5, 0.8], [0.2, 0.5], [0.9]]), ("rejection",))
+    assert set(seen.agreement) == {"rejection"}
+    found = seen.agreement["rejection"]
     assert found.tested_K == pytest.approx((3.0, 0.5 + 0.2))
     assert found.stood_K == pytest.approx((0.5 + 0.2 + 0.9, 0.4 + 0.1))
 

@@ -9,7 +9,8 @@ import torch
 
 from respec.drafter.distil import distil, draft_vocabulary
 from respec.drafter.examples import capture
-from respec.drafter.learner import DrafterLearner, LearnerSettings, acceptance, drafter_loss
+from respec.drafter.judge import judge
+from respec.drafter.learner import DrafterLearner, LearnerSettings, drafter_loss
 from respec.drafter.losses import LOSSES
 from respec.drafter.unroll import unroll
 from respec.errors import CheckpointError, ConfigError, NonFiniteError
@@ -28,12 +29,13 @@ def examples(policy, rollouts):
 def test_a_head_learns_what_the_policy_says_next(policy, examples, loss):
     head = create_head(policy.model, seed=1)
     settings = LearnerSettings(loss, depths=3, temperature=0.8, lr=3e-3)
-    before, _ = acceptance(head, examples, 3, 0.8)
+    before = judge(head, examples, 3, 0.8).overlap_K
     learner = DrafterLearner(head, settings)
     stats = [learner.step(examples) for _ in range(30)]
-    after, _ = acceptance(head, examples, 3, 0.8)
+    after = judge(head, examples, 3, 0.8).overlap_K
     assert stats[-1].loss < stats[0].loss and learner.updates == 30
-    assert stats[0].overlap_K == pytest.approx(before)
+    seen = stats[0].seen
+    assert seen is not None and seen.overlap_K == pytest.approx(before)
     assert all(later > earlier + 0.1 for earlier, later in zip(before, after, strict=True))
 
 
@@ -83,6 +85,22 @@ def test_what_is_not_finite_does_not_reach_the_weights(policy, examples):
     with pytest.raises(NonFiniteError, match="the step was not taken"):
         DrafterLearner(head, LearnerSettings()).step([*examples[:2], bad])
     assert all(torch.equal(before[name], tensor) for name, tensor in head.state_dict().items())
+
+
+def test_an_update_of_several_steps_is_all_or_nothing(policy, examples):
+    """The second part is bad: what the first taught goes too, and so do its moments; the update after it is as if neither had been."""
+    settings = LearnerSettings(depths=3, temperature=0.8, lr=3e-3)
+    bad = dataclasses.replace(examples[4], taps_LT=examples[4].taps_LT * torch.nan)
+    ours, never = (DrafterLearner(create_head(policy.model, seed=1), settings) for _ in range(2))
+    for learner in (ours, never):
+        learner.update([examples[:3], examples[3:5]])
+    with pytest.raises(NonFiniteError):
+        ours.update([examples[5:8], [bad]])
+    assert ours.updates == never.updates == 2
+    for learner in (ours, never):
+        stats = learner.update([examples[8:10], examples[10:]])
+        assert [part.seen is None for part in stats] == [False, True]
+    assert all(torch.equal(a, b) for a, b in zip(ours.head.parameters(), never.head.parameters(), strict=True))
 
 
 def test_a_learner_goes_on_from_what_was_saved_bit_for_bit(policy, examples):

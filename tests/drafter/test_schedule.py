@@ -10,8 +10,8 @@ import torch
 
 from respec.drafter.examples import capture
 from respec.drafter.judge import BANDS, Judgement, judge
-from respec.drafter.learner import acceptance
 from respec.drafter.schedule import Gate, rate
+from respec.drafter.unroll import unroll
 from respec.models.eagle import create_head
 from respec.types import Sampling
 
@@ -30,7 +30,7 @@ def judgement(shares: tuple[float, float], overlaps: tuple[float, float]) -> Jud
     """Of a thousand tokens in two bands: the surest and the least sure."""
     count, overlap = np.zeros(len(BANDS) + 1), np.zeros(len(BANDS) + 1)
     count[[0, -1]], overlap[[0, -1]] = np.array(shares) * 1000, overlaps
-    return Judgement(np.array([1000.0]), np.array([np.dot(shares, overlaps)]), count, overlap)
+    return Judgement(np.array([1000.0]), np.array([np.dot(shares, overlaps)]), count, overlap, {})
 
 
 def test_entropy_explains_what_a_harder_text_costs_and_no_more():
@@ -64,11 +64,13 @@ def test_a_gate_goes_on_from_what_was_saved():
     assert later.drift(worse) == gate.drift(worse) > 0
 
 
-def test_a_judgement_is_the_acceptance_and_its_bands_are_of_the_targets_entropy(policy, rollouts):
+def test_a_judgement_is_the_mean_overlap_and_its_bands_are_of_the_targets_entropy(policy, rollouts):
     head = create_head(policy.model, seed=1)
     examples = capture(policy.model, (2, 3, 4), rollouts, Sampling(24, 0.8), 40)
     seen = judge(head, examples, 3, 0.8, tokens=60)
-    assert seen.overlap_K.tolist() == pytest.approx(acceptance(head, examples, 3, 0.8)[0])
+    overlaps, exists = unroll(head, examples, 3, 0.8).overlaps()
+    means = overlaps.sum(0) / exists.sum(0)
+    assert seen.overlap_K.tolist() == pytest.approx(means.tolist())
     assert (seen.count_E * seen.overlap_E).sum() / seen.count_E.sum() == pytest.approx(seen.overlap_K[0])
     # no policy of forty words has more than 3.7 nats, and with all of them in view there is no tail
     entropy = torch.cat([-torch.special.xlogy(e.p_CK, e.p_CK).sum(1)[1 if e.prompt == 1 else 0 :] for e in examples])

@@ -14,7 +14,7 @@ class DrafterConfig(Room):
 
     learn: bool = Field(default=False, description="train the head on every step's rollouts")
     share: float = Field(
-        default=0.125,
+        default=0.05,
         gt=0,
         le=1,
         description="of the rollouts, drawn anew each step, that are learned from: what learning costs",
@@ -35,8 +35,8 @@ class DrafterConfig(Room):
     warmup_steps: int = Field(default=0, ge=0, description="RL steps")
     decay: Literal["constant", "linear", "cosine"] = "constant"
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
-    depths: int = Field(default=4, ge=1, le=16, description="unrolled steps: as deep as drafts are to be")
-    minibatches: int = Field(default=2, ge=1, description="optimizer steps an update")
+    depths: int = Field(default=3, ge=1, le=16, description="unrolled steps; heads draft deeper than they learned to")
+    minibatches: int = Field(default=1, ge=1, description="optimizer steps an update")
     grad_clip: float = Field(default=0.5, gt=0)
     replay: float = Field(default=0.0, ge=0, description="older rollouts to learn from again for each new one")
     replay_mb: float = Field(

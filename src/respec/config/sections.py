@@ -274,6 +274,11 @@ class Config(Room):
             raise ValueError(
                 "drafter.learn is on, but drafter 'eagle' is not among those of [speculation]; name it there"
             )
+        if self.drafter.async_steps and self.drafter.learn and self.speculation.mode == "rejection":
+            raise ValueError(
+                "drafter.async_steps 1 goes with speculation.mode 'matching' alone, got 'rejection', whose tokens depend on which head drafts, and a "
+                "run that goes on from a checkpoint drafts with a head one update newer; set drafter.async_steps = 0, or the mode to 'matching'"
+            )
         return self
 
     def eval_sampling(self) -> Sampling:

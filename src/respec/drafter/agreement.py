@@ -8,14 +8,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
 
-from respec.drafter.losses import overlap, race_match
-from respec.drafter.unroll import Unrolled
 from respec.types import Mode
 
 ACCEPTANCE_FILE = "acceptance.json"
 MODES: tuple[Mode, ...] = ("matching", "rejection")
-LAWS_AGREE = {"matching": race_match, "rejection": overlap}
 
 
 @dataclass(frozen=True)
@@ -30,17 +29,12 @@ class Agreement:
     stood_K: tuple[float, ...]
 
 
-@torch.no_grad()
-def agreement(unrolled: Unrolled) -> dict[Mode, Agreement]:
-    """What a batch shows, in each mode."""
-    found: dict[Mode, Agreement] = {}
-    for mode in MODES:
-        chance, exists = unrolled.by_anchor(LAWS_AGREE[mode])
-        stands = torch.where(exists, chance.double().clamp(0.0, 1.0), 0.0).cumprod(dim=1)
-        before = torch.cat([torch.ones_like(stands[:, :1]), stands[:, :-1]], dim=1)
-        tested = torch.where(exists, before, 0.0).sum(dim=0)
-        found[mode] = Agreement(tuple(tested.tolist()), tuple(stands.sum(dim=0).tolist()))
-    return found
+def agreement(chance_Ak: Float[Tensor, "A k"], exists_Ak: Bool[Tensor, "A k"]) -> Agreement:
+    """The counts of drafts from A anchors whose tokens agree with these chances, depth by depth; where the text ends before, there is none."""
+    stands = torch.where(exists_Ak, chance_Ak.double().clamp(0.0, 1.0), 0.0).cumprod(dim=1)
+    before = torch.cat([torch.ones_like(stands[:, :1]), stands[:, :-1]], dim=1)
+    tested = torch.where(exists_Ak, before, 0.0).sum(dim=0)
+    return Agreement(tuple(tested.tolist()), tuple(stands.sum(dim=0).tolist()))
 
 
 def together(parts: Iterable[Mapping[Mode, Agreement]]) -> dict[Mode, Agreement]:

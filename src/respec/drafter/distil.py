@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 from respec.drafter.agreement import Agreement
 from respec.drafter.examples import capture
-from respec.drafter.learner import DrafterLearner, LearnerSettings, acceptance
+from respec.drafter.judge import judge
+from respec.drafter.learner import DrafterLearner, LearnerSettings
 from respec.drafter.schedule import rate
 from respec.models.eagle import EagleHead
 from respec.types import Mode, Rollout, Sampling
@@ -21,7 +22,9 @@ OnStep = Callable[[int, float], None]
 
 @dataclass(frozen=True)
 class DistilStats:
-    """What a distillation did. On the held-out completions: `acceptance_K` by depth and `agreement` by mode at the end, `before_K` before it began."""
+    """What a distillation did. On the held-out completions: `acceptance_K` by depth and `agreement` by mode at the end, `before_K` before it
+    began; `accepted_length` are the tokens a round that `acceptance_K` promises (see `Judgement.expected_length`).
+    """
 
     steps: int
     first_loss: float
@@ -30,12 +33,8 @@ class DistilStats:
     before_K: tuple[float, ...]
     acceptance_K: tuple[float, ...]
     agreement: Mapping[Mode, Agreement]
+    accepted_length: float
     wall_s: float
-
-    @property
-    def accepted_length(self) -> float:
-        """Expected tokens a round of a chain as deep as was measured, the target's own included: 1 + Σ_j Π_{i≤j} α_i."""
-        return 1.0 + float(np.cumprod(self.acceptance_K).sum())
 
 
 def draft_vocabulary(rollouts: Sequence[Rollout], size: int, vocabulary: int) -> tuple[int, ...] | None:
@@ -68,7 +67,7 @@ def distil(
     examples = capture(model, head.shape.taps, rollouts, sampling, tokens_per_pass=settings.tokens, on_pass=on_pass)
     judged = capture(model, head.shape.taps, held_out, sampling, tokens_per_pass=settings.tokens)
     learner = DrafterLearner(head, settings)
-    before, _ = acceptance(head, judged, settings.depths, settings.temperature, settings.tokens)
+    before = judge(head, judged, settings.depths, settings.temperature, settings.tokens, ())
     warmup = max(1, min(20, steps // 10))
     order, losses, tokens = np.random.default_rng(seed), list[float](), 0
     queue: list[int] = []
@@ -81,6 +80,9 @@ def distil(
         tokens += stats.tokens
         if on_step is not None:
             on_step(step + 1, stats.loss)
-    after, agreed = acceptance(head, judged, settings.depths, settings.temperature, settings.tokens)
+    after = judge(head, judged, settings.depths, settings.temperature, settings.tokens)
     first, last = (losses[0], losses[-1]) if losses else (0.0, 0.0)
-    return DistilStats(len(losses), first, last, tokens, before, after, agreed, time.perf_counter() - began)
+    return DistilStats(
+        len(losses), first, last, tokens, tuple(before.overlap_K.tolist()), tuple(after.overlap_K.tolist()),
+        after.agreement, after.expected_length, time.perf_counter() - began,
+    )  # fmt: skip

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from respec.drafter.agreement import Agreement, agreement, together
+from respec.drafter.agreement import MODES
 from respec.drafter.examples import Example, passes
 from respec.drafter.judge import Judgement, judged, merged, precision
 from respec.drafter.losses import BY_TOKEN, LOSSES, e2e_tv
@@ -28,6 +28,7 @@ class LearnerSettings:
     """How a head learns. `depths` unrolled steps, the loss of depth k counting `depth_decay`^k; `tokens` padded tokens to a forward pass.
 
     `mixed_precision`: products in bfloat16 where the hardware has it and the head is float32; the weights stay float32.
+    `modes` are those in which it is judged how far drafts stand.
     """
 
     loss: str = "kl"
@@ -40,6 +41,7 @@ class LearnerSettings:
     temperature: float = 1.0
     tokens: int = 2048
     mixed_precision: bool = True
+    modes: tuple[Mode, ...] = MODES
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a loss that there is not."""
@@ -49,16 +51,12 @@ class LearnerSettings:
 
 @dataclass(frozen=True)
 class DrafterUpdateStats:
-    """What one step did. On what was learned from, before the step: `overlap_K` is the mean Σ min(p, q) by depth, `seen` the whole judgement
-    of it, `agreement` how far drafts would have stood, by mode.
-    """
+    """What one step did. `seen` is how the head stood to what was learned from, before the step; None where that was not asked for."""
 
     loss: float
     grad_norm: float
     lr: float
-    overlap_K: tuple[float, ...]
-    agreement: Mapping[Mode, Agreement]
-    seen: Judgement
+    seen: Judgement | None
     tokens: int
     wall_s: float
 
@@ -78,14 +76,31 @@ class DrafterLearner:
         self._trained = trained
         self._named = {name: p for name, p in head.named_parameters() if p.requires_grad}
 
-    def step(self, examples: Sequence[Example], lr: float | None = None) -> DrafterUpdateStats:
+    def update(
+        self, parts: Sequence[Sequence[Example]], lr: float | None = None, judges: bool = True
+    ) -> list[DrafterUpdateStats]:
+        """An optimizer step on each of the parts in turn, all or nothing; with `judges` the first is judged, before any is taken.
+
+        Raises NonFiniteError, with the weights and the optimizer as they were before the first.
+        """
+        # a step is all or nothing by itself
+        held = self.state_dict().items() if len(parts) > 1 else ()
+        before = {key: value.clone() if isinstance(value, Tensor) else value for key, value in held}
+        try:
+            return [self.step(part, lr, judges and i == 0) for i, part in enumerate(parts)]
+        except NonFiniteError:
+            if before:
+                self.load_state_dict(before)
+            raise
+
+    def step(self, examples: Sequence[Example], lr: float | None = None, judges: bool = True) -> DrafterUpdateStats:
         """One optimizer step on all the examples together, at the settings' rate unless another is given.
 
         Raises NonFiniteError, with the weights as they were, for a loss or gradient that is not finite.
         """
         began = time.perf_counter()
         total = sum(e.weight * len(e.token_CK) for e in examples)
-        loss, seen, agreed = 0.0, list[Judgement](), list[Mapping[Mode, Agreement]]()
+        loss, seen = 0.0, list[Judgement]()
         try:
             for part in passes([e.length for e in examples], self._settings.tokens):
                 with precision(self.head, self._settings.mixed_precision):
@@ -95,8 +110,8 @@ class DrafterLearner:
                 share = drafter_loss(unrolled, self._settings.loss, self._settings.depth_decay) / max(total, 1e-12)
                 share.backward()
                 loss += share.item()
-                seen.append(judged(unrolled))
-                agreed.append(agreement(unrolled))
+                if judges:
+                    seen.append(judged(unrolled, self._settings.modes))
             norm = float(nn.utils.clip_grad_norm_(self._trained, self._settings.grad_clip))
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 raise NonFiniteError(
@@ -109,17 +124,8 @@ class DrafterLearner:
         finally:
             self._optimizer.zero_grad()
         self.updates += 1
-        before, tokens = merged(seen), sum(e.length for e in examples)
-        return DrafterUpdateStats(
-            loss,
-            norm,
-            rate,
-            tuple(before.overlap_K.tolist()),
-            together(agreed),
-            before,
-            tokens,
-            time.perf_counter() - began,
-        )
+        before, tokens = merged(seen) if seen else None, sum(e.length for e in examples)
+        return DrafterUpdateStats(loss, norm, rate, before, tokens, time.perf_counter() - began)
 
     def state_dict(self) -> dict[str, Tensor | int]:
         """The trained weights, the optimizer's moments and the number of steps: flat, for safetensors. The embedding never changes.
@@ -164,24 +170,3 @@ def drafter_loss(unrolled: Unrolled, name: str, depth_decay: float) -> Float[Ten
         for share, depth in zip(scale, unrolled.depths, strict=True)
     ]
     return torch.stack(terms).sum()
-
-
-@torch.no_grad()
-def acceptance(
-    head: EagleHead, examples: Sequence[Example], depths: int, temperature: float, tokens: int = 2048
-) -> tuple[tuple[float, ...], dict[Mode, Agreement]]:
-    """Mean Σ min(p, q) by depth: the probability that a draft token stands in `rejection`, those before it being the text's own; and how
-    far whole drafts stand, by mode."""
-    sums, counts, seen = 0.0, 0.0, list[Mapping[Mode, Agreement]]()
-    for part in passes([e.length for e in examples], tokens):
-        with precision(head, True):
-            unrolled = unroll(head, [examples[i] for i in part], depths, temperature)
-        overlaps, exists = unrolled.overlaps()
-        sums, counts = sums + overlaps.double().sum(0), counts + exists.sum(0)
-        seen.append(agreement(unrolled))
-    return _mean(sums, counts), together(seen)
-
-
-def _mean(sums: Tensor | float, counts: Tensor | float) -> tuple[float, ...]:
-    assert isinstance(sums, Tensor) and isinstance(counts, Tensor), "there was nothing to learn from"
-    return tuple((sums / counts.clamp_min(1)).tolist())

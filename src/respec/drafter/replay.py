@@ -44,7 +44,7 @@ class Replay:
             excess -= (self._old or self._new).pop(0).size
         return lost
 
-    def draw(self, seed: int) -> list[Example]:
+    def draw(self, seed: int | Sequence[int]) -> list[Example]:
         """The new examples, which are old from now on, and a choice of the older ones that depends on the seed alone."""
         wanted = min(len(self._old), round(self._again * len(self._new)))
         chosen = np.random.default_rng(seed).choice(len(self._old), wanted, replace=False) if wanted else ()

@@ -6,7 +6,7 @@ Attention sees the true features up to the anchor, and the head's own after it, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,8 +17,6 @@ from torch.nn import functional as F
 from respec.drafter.examples import Example
 from respec.drafter.losses import log_law, overlap, with_tail
 from respec.models.eagle import EagleHead
-
-Measure = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -42,17 +40,17 @@ class Unrolled:
 
     def overlaps(self) -> tuple[Float[Tensor, "A k"], Bool[Tensor, "A k"]]:
         """Σ min(p, q) by anchor and depth, and where there is one."""
-        return self.by_anchor(overlap)
+        return self.by_anchor([overlap(depth.p_NB, depth.logq_NB) for depth in self.depths])
 
-    def by_anchor(self, measure: Measure) -> tuple[Float[Tensor, "A k"], Bool[Tensor, "A k"]]:
-        """A measure of p and log q by anchor and depth, and where there is one."""
+    def by_anchor(self, value_kN: Sequence[Float[Tensor, "N"]]) -> tuple[Float[Tensor, "A k"], Bool[Tensor, "A k"]]:
+        """Values of the depths' rows by anchor and depth, and where there is one."""
         shape = (len(self.weight_A), len(self.depths))
         exists = torch.zeros(shape, dtype=torch.bool, device=self.weight_A.device)
         columns = []
-        for k, depth in enumerate(self.depths):
+        for k, (depth, value_N) in enumerate(zip(self.depths, value_kN, strict=True)):
             exists[depth.anchor_N, k] = True
             column = depth.p_NB.new_zeros(shape[0])
-            columns.append(column.index_put((depth.anchor_N,), measure(depth.p_NB, depth.logq_NB)))
+            columns.append(column.index_put((depth.anchor_N,), value_N))
         return torch.stack(columns, dim=1), exists
 
 

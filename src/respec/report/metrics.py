@@ -85,6 +85,9 @@ METRICS: dict[str, Metric] = {
         "policy updates from the laws that the drafter learned last to the policy that it drafted for",
     ),
     "drafter/updated": Metric("yes/no", "last", "1 when an update was begun"),
+    "drafter/failed": Metric(
+        "yes/no", "last", "1 when an update was not finite: the drafter and its optimizer are what they were before"
+    ),
     "drafter/lr": Metric("rate", "last", "the drafter's learning rate"),
     "drafter/replay_mb": Metric("MB", "last", "held by the replay buffer"),
     "drafter/forgotten": Metric(
@@ -103,7 +106,7 @@ METRICS: dict[str, Metric] = {
     "time/verify_s": Metric("s", "sum", "part of generation: the policy's forward passes"),
     "time/overhead_s": Metric("s", "sum", "part of generation: everything else"),
     "time/reward_s": Metric("s", "sum", "scoring"),
-    "time/training_s": Metric("s", "sum", "the policy's update"),
+    "time/training_s": Metric("s", "sum", "the policy's update, without what the drafter's learner looked at in it"),
     "time/drafter_s": Metric("s", "sum", "the drafter's learning, as far as the step waited for it"),
     "time/drafter_update_s": Metric("s", "sum", "the drafter's update itself, wherever it ran"),
     "time/weights_s": Metric("s", "sum", "publishing new weights to the engine"),
