@@ -15,7 +15,7 @@ from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 from respec.bench.faults import FAULTS, Scene, play, updated
-from respec.config import DrafterConfig, RolloutConfig
+from respec.config import Config
 from respec.drafter.distil import distil
 from respec.drafter.learner import LearnerSettings
 from respec.errors import ModelError
@@ -253,7 +253,8 @@ def test_a_first_head_that_cannot_be_read_any_more_does_not_end_the_run(taught):
 
 def test_a_head_that_has_learned_much_is_taken_up_from_its_checkpoint(taught):
     def learner(scene: Scene, head: EagleHead) -> OnlineLearner:
-        return OnlineLearner(DrafterConfig(), RolloutConfig(), copy.deepcopy(head), scene.drafter, scene.sentinel, 10)
+        run = Config.model_validate({"model": {"path": "builtin:demo"}, "task": {"dataset": "chain_sum"}})
+        return OnlineLearner(run, copy.deepcopy(head), scene.drafter, scene.sentinel, lines.append)
 
     scene, far = scene_of(taught, lines := list[str]()), scaled(taught.head, 8.0)
     state = {**learner(scene, far).state_dict(), "version": 7, "learned_from": 6}

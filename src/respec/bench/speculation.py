@@ -22,13 +22,15 @@ from respec.types import PLAIN, Ask, Mode, Plan, Prompt, Rollout, RolloutStats, 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to draft. `drafters` and `planner` are made anew for every repeat; `history` lets them learn an earlier draw first."""
+    """One way to draft. `drafters` and `planner` are made anew for every repeat, but for a planner that `lives`; `history` lets drafters learn
+    an earlier draw first."""
 
     label: str
     drafters: Callable[[], Sequence[Drafter]] = tuple
     planner: Callable[[], Plan | Planner] = lambda: PLAIN
     history: bool = False
     mode: Mode = "matching"
+    lives: bool = False
 
 
 OFF = Variant("off")
@@ -90,10 +92,16 @@ def side_by_side(
     sampling: Sampling,
     repeats: int,
 ) -> dict[str, list[Timed]]:
-    """Plain decoding and every variant over `count` groups, in an order that turns from repeat to repeat; by label."""
+    """Plain decoding and every variant over `count` groups, in an order that turns from repeat to repeat; by label.
+
+    A planner that lives on from rollout to rollout has one at this batch behind it before it is timed, as in any step of a run but its first.
+    """
     chosen = [prompts[i % len(prompts)] for i in range(count)]
     chosen = [Prompt(row, p.text, p.token_ids, p.columns, p.messages) for row, p in enumerate(chosen)]
     earlier, _, _ = _run(policy, decoder, OFF, chosen, batch, group, sampling, 0, ())
+    for variant in variants:
+        if variant.lives:
+            _run(policy, decoder, variant, chosen, batch, group, sampling, 0, ())
     taken: dict[str, list[Timed]] = {variant.label: [] for variant in (OFF, *variants)}
     for repeat in range(repeats):
         order = [OFF, *variants]
@@ -157,9 +165,13 @@ def _has_auto(variants: Sequence[Variant]) -> bool:
 
 
 def _auto(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """`auto` against plain decoding, and against the best static plan: picked on the even repeats, compared on the odd ones."""
+    """`auto` against plain decoding, and against the best static plan: picked on the even repeats, compared on the odd ones.
+
+    Plain decoding is one. Its rivals are in its own mode, and without a history that it has not got.
+    """
     auto = next(row for row in rows if row["variant"].startswith("auto"))
-    static = [row for row in rows if not row["variant"].startswith("auto")]
+    static: list[dict[str, Any]] = [{"variant": OFF.label, "ratios": [1.0] * len(auto["ratios"])}]
+    static += [row for row in rows if not row["variant"].startswith("auto") and "+" not in row["variant"]]
     found = {"batch": auto["batch"], "over_off": auto["ratio"], "over_off_interval": bootstrap(auto["ratios"])}
     return found | over_best(auto, static, "best_static")
 

@@ -82,4 +82,4 @@ def _variant(
         plan = lambda: OnOff(config.plan(), limit)  # noqa: E731
     else:
         plan = config.plan
-    return Variant(name, lambda: drafters(config), plan, HISTORY[1:] in options, config.mode)
+    return Variant(name, lambda: drafters(config), plan, HISTORY[1:] in options, config.mode, drafter == "auto")
