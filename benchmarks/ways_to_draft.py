@@ -42,11 +42,12 @@ class Section:
     new_tokens: int
 
 
+MODELS = ("self_quant:2", "model:3")
 SECTIONS = (
-    Section("warmed up", "smollm2-warm", "smollm2-warm-eagle", (*LOOK_UP, "self_quant:2", "model:3", *EAGLE, "auto"), 1.0, 4, 96),
-    Section("warmed up", "smollm2-warm", "smollm2-warm-eagle", (*LOOK_UP, "self_quant:2", "model:3", *EAGLE, "auto"), 0.6, 2, 96),
-    Section("as it comes", "smollm2", "smollm2-eagle", ("ngram:4", "suffix:8", "self_quant:2", "eagle:2", "auto"), 1.0, 2, 48),
-    Section("as it comes", "smollm2", "smollm2-eagle", ("ngram:4", "suffix:8", "self_quant:2", "eagle:2", "auto"), 0.6, 2, 48),
+    Section("warmed up", "smollm2-warm", "smollm2-warm-eagle", (*LOOK_UP, *MODELS, *EAGLE, "auto"), 1.0, 4, 96),
+    Section("warmed up", "smollm2-warm", "smollm2-warm-eagle", (*LOOK_UP[:3], LOOK_UP[4], *MODELS, *EAGLE[1:4], "auto"), 0.6, 2, 96),
+    Section("as it comes", "smollm2", "smollm2-eagle", (*LOOK_UP[:2], *EAGLE[:1], "auto"), 1.0, 2, 32),
+    Section("as it comes", "smollm2", "smollm2-eagle", (*LOOK_UP[:2], *EAGLE[:1], "auto"), 0.6, 2, 32),
 )  # fmt: skip
 
 
