@@ -34,6 +34,8 @@ def test_the_grid_reaches_the_largest_batch_within_the_rows_allowed(max_batch, b
     assert all(cell.batch * (1 + cell.s) <= 256 for cell in cells)
     assert {cell.drafter for cell in cells} == {"off", "suffix"}
     assert any(cell.s == 0 for cell in cells)
+    depths = {batch: {c.s for c in cells if c.drafter == "suffix" and c.batch == batch} for batch in (1, max_batch)}
+    assert all(len(found) == 2 for found in depths.values()), "one depth alone cannot tell what a depth costs"
 
 
 def test_only_what_is_missing_is_measured_and_warm_up_and_tail_are_left_out(tmp_path: Path):

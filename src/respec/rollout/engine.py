@@ -208,9 +208,7 @@ class Engine:
         ]
         self._keep(active, verdicts, counts, target.cache)
         if taps is not None:
-            for request, verdict, count, start in zip(active, verdicts, counts, flat.start_B, strict=True):
-                rows = [int(start), *(int(start) + 1 + node for node in verdict.path)]
-                target.show(request, taps[rows[:count]])
+            target.show(active, taps, flat, [verdict.path for verdict in verdicts], counts)
         deepest = [max(tree.depth_n, default=0) for tree in trees]
         stands = [len(verdict.path) for verdict in verdicts]
         return RoundRecord(

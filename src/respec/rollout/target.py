@@ -72,9 +72,26 @@ class Target:
         done = self.decoder.hidden(flat.token_M, flat.slot_M, flat.position_M, self.cache, flat.branches, self.taps)
         return self.decoder.logits(done.hidden), done.taps
 
-    def show(self, request: Request, taps: Float[Tensor, "T taps*hidden"]) -> None:
-        """The hidden states at the positions that a round has just added to a request."""
-        self._tell(request, int(self.cache.length[request.slot]) - len(taps), taps)
+    def show(
+        self,
+        requests: Sequence[Request],
+        taps: Float[Tensor, "M taps*hidden"],
+        flat: FlatTrees,
+        paths: Sequence[Sequence[int]],
+        counts: Sequence[int],
+    ) -> None:
+        """The hidden states at the positions that a round has just added to each request: its pending token's, and those of its path.
+
+        Taken all at once: a plain round of many sequences has no time for a tensor operation each.
+        """
+        rows = [
+            row
+            for start, path, count in zip(flat.start_B.tolist(), paths, counts, strict=True)
+            for row in (start, *(start + 1 + node for node in path))[:count]
+        ]
+        kept = taps if len(rows) == len(taps) else taps[torch.tensor(rows, device=taps.device)]
+        for request, part in zip(requests, kept.split(list(counts)), strict=True):
+            self._tell(request, int(self.cache.length[request.slot]) - len(part), part)
 
     def _tell(self, request: Request, start: int, taps: Float[Tensor, "T taps*hidden"]) -> None:
         for reader in self.readers:

@@ -16,6 +16,7 @@ from respec.types import RoundRecord
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 DEPTHS = (0, 1, 3, 7, 15)
+DRAFTED_DEPTH = 8
 # The first rounds of a cell pay for what later ones find ready: kernels for a new number of rows, memory.
 WARM_UP_ROUNDS = 2
 
@@ -48,15 +49,20 @@ def grid(
         for s in depths
         if batch * (1 + s) <= most_rows
     ]
-    few = sorted({batches[0], batches[-1]})
+    few = sorted({batches[0], batches[len(batches) // 2], batches[-1]})
     drafted = [
         Cell(name, batch, s, contexts[0])
         for name in drafters
         for batch in few
-        for s in (2, 8)
-        if batch * (1 + s) <= most_rows
+        for s in _two_depths(most_rows // batch - 1)
     ]
     return (*target, *drafted)
+
+
+def _two_depths(deepest: int) -> list[int]:
+    """Two depths of a draft, so that what a batch costs and what each depth of it costs can be told apart; fewer where there is no room."""
+    deepest = min(deepest, DRAFTED_DEPTH)
+    return sorted({min(2, deepest), deepest} - {0})
 
 
 def measure(

@@ -30,15 +30,13 @@ from respec.types import Plan, Proposer, Rollout
 
 @dataclass
 class _Progress:
-    """How far one request has come: positions extended over, by which snapshot, and the target's hidden states at those after."""
+    """How far one request has come: positions extended over, by which snapshot, and the target's hidden states at those after, up to
+    `observed`."""
 
     extended: int = 0
+    observed: int = 0
     maker: EagleDecoder | None = None
     waiting: list[Float[Tensor, "T taps*hidden"]] = field(default_factory=list)
-
-    @property
-    def observed(self) -> int:
-        return self.extended + sum(len(part) for part in self.waiting)
 
 
 class EagleDrafter:
@@ -99,14 +97,17 @@ class EagleDrafter:
 
     def observe(self, request: Request, start: int, taps: Float[Tensor, "T taps*hidden"]) -> None:
         """Raises ModelError when the hidden states are not of the width that the head was made for."""
-        width = len(self.taps) * self._decoder.hidden
-        if taps.shape[1] != width:
-            raise ModelError(
-                f"the drafter was made for hidden states of width {width} in all, the policy's are {taps.shape[1]} wide: "
-                "it belongs to another model"
-            )
-        progress = self._progress.setdefault(id(request), _Progress())
-        progress.waiting.append(taps.to(self._decoder.shape.dtype))
+        progress = self._progress.get(id(request))
+        if progress is None:
+            width = len(self.taps) * self._decoder.hidden
+            if taps.shape[1] != width:
+                raise ModelError(
+                    f"the drafter was made for hidden states of width {width} in all, the policy's are {taps.shape[1]} wide: "
+                    "it belongs to another model"
+                )
+            progress = self._progress[id(request)] = _Progress()
+        progress.waiting.append(taps)
+        progress.observed += len(taps)
 
     def propose(
         self, requests: Sequence[Request], plan: Plan, limits: Sequence[int], context: DraftContext
@@ -183,7 +184,8 @@ class EagleDrafter:
             positions += range(start, end)
             counts.append(end - start)
             progress.maker = progress.maker or self._decoder
-            progress.extended, progress.waiting = end, []
-        feature = self._decoder.fuse(torch.cat(taps))
+            progress.extended = progress.observed = end
+            progress.waiting = []
+        feature = self._decoder.fuse(torch.cat(taps).to(self._decoder.shape.dtype))
         token, slot, position = (np.array(part, np.int64) for part in (tokens, slots, positions))
         return self._decoder.step(feature, token, slot, position, cache, np.cumsum(counts) - 1)
