@@ -105,8 +105,8 @@ def make_controller(cost: CostModel, config: SpeculationConfig, largest: int) ->
         if name in config.candidates and not acceptance.effective(name):
             asked = [BELIEF * hoped**d for d in range(config.s)]
             acceptance.observe_shadow(name, asked, [hoped * tested for tested in asked], weight=1.0)
-    # a brief profile, or one of a busier hour, is trusted for its shape only
-    trust = Settings(spread=0.3, burn_in=200, burn_in_share=0.1)
+    # a profile is off by the hour more than by the plan: what one plan shows is mostly the machine's, and so all plans'
+    trust = Settings(spread=0.3, common=0.7, burn_in=200, burn_in_share=0.05)
     sharing = Sharing(plans, cost) if config.per_request_depth else None
     return PacedController(Controller(plans, cost, acceptance, largest, trust), sharing=sharing)
 

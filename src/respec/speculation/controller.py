@@ -62,7 +62,9 @@ class Controller:
         self._cost = cost
         self._index = {plan: i for i, plan in enumerate(self.plans)}
         self._drafters = tuple(plan.drafter for plan in self.plans)
-        self._residual = Residual(self.plans, largest, settings.spread, settings.memory, settings.noise)
+        self._residual = Residual(
+            self.plans, largest, settings.spread, settings.memory, settings.noise, settings.common
+        )
         self._machine = MachineSpeed()
         self.guard = Guard(settings.dwell)
         self._budget = Budget(settings.burn_in_share if settings.burn_in else settings.probe_share)

@@ -16,8 +16,8 @@ from jaxtyping import Float
 
 from respec.types import Plan
 
-# Shares of the prior variance: common to all plans, to a drafter's, and each plan's own.
-COMMON, DRAFTER, OWN = 0.3, 0.4, 0.3
+# Shares of the prior variance that is not common to all plans: common to a drafter's, and each plan's own.
+DRAFTER, OWN = 4 / 7, 3 / 7
 # Octaves of batch size over which f keeps most of its value.
 OCTAVES = 2.0
 # A measurement further off than this many standard deviations is taken to be just that far off: machines hiccup.
@@ -28,11 +28,14 @@ STEP = 16
 
 class Residual:
     """`spread` is the standard deviation of f a priori, `memory` the rounds after which it has forgotten 1 - 1/e of what it learned,
-    `noise` the relative standard deviation of one round's time to begin with; it is then measured."""
+    `noise` the relative standard deviation of one round's time to begin with; it is then measured. `common`: the share of f's variance that
+    all plans have in common."""
 
-    def __init__(self, plans: Sequence[Plan], largest: int, spread: float, memory: float, noise: float) -> None:
+    def __init__(
+        self, plans: Sequence[Plan], largest: int, spread: float, memory: float, noise: float, common: float = 0.3
+    ) -> None:
         self._nodes = max(2, math.ceil(math.log2(max(largest, 2))) + 1)
-        self._prior = spread**2 * _kernel(plans, self._nodes)
+        self._prior = spread**2 * _kernel(plans, self._nodes, common)
         self._cov = self._prior.copy()
         self._mean = np.zeros(len(self._prior))
         self._shape = (len(plans), self._nodes)
@@ -92,11 +95,11 @@ class Residual:
         return low, x - low
 
 
-def _kernel(plans: Sequence[Plan], nodes: int) -> Float[np.ndarray, "K K"]:
+def _kernel(plans: Sequence[Plan], nodes: int, common: float) -> Float[np.ndarray, "K K"]:
     """Prior covariance of f at unit spread, plan by plan, node by node within."""
     place = np.array([(plan.s, 2 * math.log2(max(plan.n, 1)), 2 * math.log2(max(plan.t, 1))) for plan in plans])
     near = np.exp(-((place[:, None] - place[None]) ** 2).sum(axis=-1) / 4)
     same = np.array([[a.drafter == b.drafter for b in plans] for a in plans], float)
     octave = np.arange(nodes)
     along = np.exp(-np.abs(octave[:, None] - octave[None]) / OCTAVES)
-    return np.kron(COMMON + same * (DRAFTER + OWN * near), along)
+    return np.kron(common + (1 - common) * same * (DRAFTER + OWN * near), along)

@@ -16,7 +16,7 @@ class Settings:
     decoding is predicted faster. `refresh`: predictions are made anew after so many rounds under
     one load. Probes last `probe` rounds and take at most `probe_share` of all seconds (`burn_in_share` in the first `burn_in` rounds); a
     drafter idle for `reprobe` rounds is probed however little it promises. `spread`: relative standard deviation that the models'
-    predictions are trusted to; `memory`: how long what corrects them is remembered; `noise`: that of one round's seconds, to begin
+    predictions are trusted to, `common` the share of its square that all plans have in common; `memory`: how long what corrects them is remembered; `noise`: that of one round's seconds, to begin
     with. `swap_keep`: weight that acceptance seen before a swap keeps after it.
     """
 
@@ -31,6 +31,7 @@ class Settings:
     burn_in_share: float = 0.3
     reprobe: int = 200
     spread: float = 0.1
+    common: float = 0.3
     memory: float = 20000.0
     noise: float = 0.05
     swap_keep: float = 0.3
