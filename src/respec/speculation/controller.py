@@ -17,7 +17,7 @@ from respec.speculation.cost_model import CostModel
 from respec.speculation.decision import Decision, Kind, name_of
 from respec.speculation.guard import Guard
 from respec.speculation.machine import MachineSpeed
-from respec.speculation.probing import Budget, Probe
+from respec.speculation.probing import Budget, Probe, Purses
 from respec.speculation.residual import Residual
 from respec.speculation.settings import Settings
 from respec.speculation.solver import Candidate, Forecast, bucket, forecast, ranked
@@ -67,7 +67,7 @@ class Controller:
         )
         self._machine = MachineSpeed()
         self.guard = Guard(settings.dwell)
-        self._budget = Budget(settings.burn_in_share if settings.burn_in else settings.probe_share)
+        self._purses = Purses(settings.burn_in_share if settings.burn_in else settings.probe_share)
         self._total = Budget(1.0)
         self._version: Version | None = None
         self._round = self._seen = 0
@@ -180,7 +180,7 @@ class Controller:
         return {
             "plans": [asdict(plan) for plan in self.plans], "cost": self._cost.to_dict(), "acceptance": self.acceptance.to_dict(),
             "residual": numbers, "machine": self._machine.state(), "guard": self.guard.state(), "used": self._used,
-            "rounds": [self._round, self._seen], "budgets": [asdict(self._budget), asdict(self._total)],
+            "rounds": [self._round, self._seen], "purses": self._purses.state(), "total": asdict(self._total),
         }, arrays  # fmt: skip
 
     def restore(self, state: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bool:
@@ -189,7 +189,7 @@ class Controller:
             return False
         self.acceptance = Acceptance.from_dict(state["acceptance"])
         self._used, (self._round, self._seen) = state["used"], state["rounds"]
-        self._budget, self._total = (Budget(**budget) for budget in state["budgets"])
+        self._purses, self._total = Purses.restored(state["purses"]), Budget(**state["total"])
         if state["cost"] == self._cost.to_dict():
             self._residual.restore(state["residual"], arrays)
             self._machine.restore(state["machine"])
@@ -260,14 +260,14 @@ class Controller:
         return first if first is not None and self._may_probe(view, first, self.settings.probe) else None
 
     def _may_probe(self, view: _View, plan: int, rounds: int) -> bool:
-        return not self.guard.shuts(self._drafters[plan]) and self._budget.allows(
+        return not self.guard.shuts(self._drafters[plan]) and self._purses.of(view.load.active).allows(
             rounds * float(view.promise.tokens_P[plan] / view.goodput_P[plan]) + float(view.start_P[plan])
         )
 
     def _account(self, seconds: float) -> None:
         if self._seen == self.settings.burn_in + 1:
-            self._budget = Budget(self.settings.probe_share)
-        for budget in (self._budget, self._total):
+            self._purses = Purses(self.settings.probe_share)
+        for budget in (self._purses.of(self._load.active if self._load else 1), self._total):
             budget.elapsed_s += seconds
             budget.spent_s += seconds if self._probe is not None else 0.0
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -15,6 +17,26 @@ class Budget:
 
     def allows(self, seconds: float) -> bool:
         return self.spent_s + seconds <= self.share * (self.elapsed_s + seconds)
+
+
+@dataclass
+class Purses:
+    """A budget for each octave of the batch, `share` of the time spent there: what small batches have saved up is not for trying in large ones."""
+
+    share: float
+    by_octave: dict[int, Budget] = field(default_factory=dict)
+
+    def of(self, active: int) -> Budget:
+        """That of batches as large as this."""
+        return self.by_octave.setdefault(active.bit_length(), Budget(self.share))
+
+    def state(self) -> dict[str, Any]:
+        """Plain values, for `restored`."""
+        return {"share": self.share, "by_octave": {str(k): asdict(budget) for k, budget in self.by_octave.items()}}
+
+    @staticmethod
+    def restored(state: Mapping[str, Any]) -> Purses:
+        return Purses(state["share"], {int(k): Budget(**budget) for k, budget in state["by_octave"].items()})
 
 
 @dataclass
