@@ -119,6 +119,22 @@ def test_no_probe_without_budget_and_more_in_a_burn_in():
     assert 0.05 < burnt <= 0.2
 
 
+def test_a_large_batch_is_not_tried_in_on_what_small_ones_saved_up():
+    """Nothing is tried at batch 1, all that is allowed at 64: no more than its share of the time there."""
+    machine = Machine(STEADY, 0)
+    subject, tried, spent = controller(machine, hope=0.0, reprobe=10**6), {1: 0.0, 64: 0.0}, {1: 0.0, 64: 0.0}
+    for r, active in enumerate([1] * 1500 + [64] * 400):
+        if active == 64:
+            subject.settings = replace(subject.settings, reprobe=1)
+        plan = subject.plan(Load(active, 0, CONTEXT, ()))
+        record = machine.run(active, plan, r)
+        seconds = record.draft_s + record.verify_s + record.overhead_s
+        spent[active] += seconds
+        tried[active] += seconds if subject.probing else 0.0
+        subject.observe(record)
+    assert tried[1] == 0.0 < tried[64] <= 0.011 * spent[64]
+
+
 class Lying(Machine):
     """Its acceptance reads well, but once `late` every speculative round takes three times as long."""
 
