@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 import pytest
+import torch
 
 from respec.config import ModelConfig, SpeculationConfig, parse_config
 from respec.config.sections import DrafterName
@@ -64,5 +65,5 @@ def test_a_head_is_put_where_the_policy_is(tmp_path):
     policy = load_policy(ModelConfig(path="builtin:demo"))
     save_head(create_head(policy.model, None, 0, "builtin:demo"), tmp_path)
     config = SpeculationConfig.model_validate({"drafter": "eagle", "drafter_path": str(tmp_path)})
-    policy.model.to("meta")
+    torch.nn.Module.to(policy.model, "meta")
     assert {tensor.device.type for tensor in first_head(config, policy).state_dict().values()} == {"meta"}
