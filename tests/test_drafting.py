@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from respec.config import ModelConfig, SpeculationConfig, parse_config
-from respec.config.sections import DrafterName
+from respec.config.speculation import DrafterName
 from respec.drafting import MAKERS, first_head, make_drafters
 from respec.errors import ConfigError, ModelError
 from respec.models.eagle import create_head, save_head

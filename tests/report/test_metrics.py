@@ -37,12 +37,13 @@ def test_every_metric_says_what_it_is() -> None:
         assert "/" in name and entry.unit and entry.reduction and entry.meaning, name
 
 
-def test_every_name_in_the_loop_is_in_the_table() -> None:
-    """Names written out in loop.py, whether or not a run gets as far as writing them; f-strings by their beginning."""
+def test_every_name_that_is_written_is_in_the_table() -> None:
+    """Names written out where metrics are named, whether or not a run gets as far as writing them; f-strings by their beginning."""
     rooms = {name.partition("/")[0] for name in METRICS}
-    tree = ast.parse((Path(respec.__file__).parent / "loop.py").read_text(encoding="utf-8"))
-    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    files = [Path(respec.__file__).parent / f"{name}.py" for name in ("loop", "naming", "resume", "online")]
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     names = [text for text in texts if re.fullmatch(r"[a-z]+/[a-z_/]+", text) and text.partition("/")[0] in rooms]
-    assert {"reward/mean", "time/step_s", "reward/part/"} <= set(names)
+    assert {"reward/mean", "time/step_s", "reward/part/", "eval/accuracy"} <= set(names)
     for name in names:
         metric(f"{name}any" if name.endswith("/") else name)

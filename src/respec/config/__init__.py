@@ -1,6 +1,7 @@
 """The configuration: read from TOML, changed by `--set a.b=value`, never by the program."""
 
 from respec.config.drafter import DrafterConfig
+from respec.config.policy import PolicyConfig
 from respec.config.reading import load_config, parse_config
 from respec.config.room import Room
 from respec.config.sections import (
@@ -8,15 +9,13 @@ from respec.config.sections import (
     Config,
     EvalConfig,
     ModelConfig,
-    PolicyConfig,
     ReportConfig,
-    RewardConfig,
     RolloutConfig,
     RunConfig,
-    SpeculationConfig,
-    TaskConfig,
     WarmupConfig,
 )
+from respec.config.speculation import SpeculationConfig
+from respec.config.task import RewardConfig, TaskConfig
 
 __all__ = [
     "CheckpointConfig",

@@ -1,0 +1,48 @@
+"""The products that flow between stages: one frozen dataclass each, with its maker and its readers.
+
+Ragged lists carry a suffix: `_P` over prompts, `_G` over the samples of one prompt's group, `_T` over a completion's tokens, `_R` over a
+rollout's decode rounds. Everything after the engine reads rollouts in canonical order (row, draw, sample), never as they finished.
+"""
+
+from respec.types.drawing import (
+    LAW,
+    PLAIN,
+    Ask,
+    Finish,
+    Message,
+    Mode,
+    Plan,
+    Prompt,
+    Proposer,
+    Rollout,
+    Sampling,
+    Stream,
+    Version,
+)
+from respec.types.learning import Batch, EvalResult, Sample, ScoredRollout, UpdateStats, WarmupStats
+from respec.types.rounds import Load, RolloutStats, RoundRecord
+
+__all__ = [
+    "LAW",
+    "PLAIN",
+    "Ask",
+    "Batch",
+    "EvalResult",
+    "Finish",
+    "Load",
+    "Message",
+    "Mode",
+    "Plan",
+    "Prompt",
+    "Proposer",
+    "Rollout",
+    "RolloutStats",
+    "RoundRecord",
+    "Sample",
+    "Sampling",
+    "ScoredRollout",
+    "Stream",
+    "UpdateStats",
+    "Version",
+    "WarmupStats",
+]

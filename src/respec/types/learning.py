@@ -1,0 +1,100 @@
+"""What is made of rollouts: rewards, samples, packed batches, and what an update did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float32, Int
+
+from respec.types.drawing import Rollout
+
+
+@dataclass(frozen=True)
+class ScoredRollout:
+    """A rollout with its reward. Made by `tasks.reward`, read by advantages.
+
+    `reward` is the weighted sum of the applicable parts in `part`; a part that was not applicable is None.
+    `fell_back` names the reward functions that failed here and were replaced by their configured fallback value.
+    """
+
+    rollout: Rollout
+    reward: float
+    part: Mapping[str, float | None]
+    fell_back: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A scored rollout with the advantage of each token. Made by `policy.advantages`, read by `policy.pack`."""
+
+    scored: ScoredRollout
+    advantage_T: Float32[np.ndarray, "T"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences packed end to end, without padding. Made by `policy.pack`, read by the policy learner.
+
+    N tokens of S sequences; C of them are completion tokens. `predict_C[i]` is the index in 0..N-1 of the token whose
+    hidden state predicts completion token i; `sequence_C[i]` says which of the S sequences it belongs to. Log-probabilities are
+    named after three policies, always: `rollout` (what sampled, truncation included), `old` (before the step), and the one being
+    trained, `theta`, which the learner computes. `weight_C` multiplies each token's loss. `key_S`: the rollouts' canonical keys.
+    """
+
+    token_N: Int[torch.Tensor, "N"]
+    position_N: Int[torch.Tensor, "N"]
+    start_S: Int[torch.Tensor, "S+1"]
+    predict_C: Int[torch.Tensor, "C"]
+    target_C: Int[torch.Tensor, "C"]
+    sequence_C: Int[torch.Tensor, "C"]
+    advantage_C: Float[torch.Tensor, "C"]
+    rollout_logprob_C: Float[torch.Tensor, "C"]
+    kept_logmass_C: Float[torch.Tensor, "C"]
+    weight_C: Float[torch.Tensor, "C"]
+    temperature: float
+    truncated_S: Bool[torch.Tensor, "S"]
+    key_S: tuple[tuple[int, int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class UpdateStats:
+    """What one `policy.learner.update` did. Means over completion tokens unless the name says otherwise."""
+
+    loss: float
+    grad_norm: float
+    lr: float
+    entropy: float
+    clip_fraction: float
+    ratio_mean: float
+    mismatch_mean: float
+    mismatch_max: float
+    tokens: int
+    minibatches: int
+    wall_s: float
+
+
+@dataclass(frozen=True)
+class WarmupStats:
+    """What `policy.warmup.warm_up` did. Losses are means over solution tokens (nats), `tokens` all tokens passed forward."""
+
+    steps: int
+    first_loss: float
+    last_loss: float
+    tokens: int
+    wall_s: float
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """Held-out evaluation under its own sampling settings. `reward_I` is in the order of the held-out rows."""
+
+    accuracy: float
+    standard_error: float
+    items: int
+    mean_length: float
+    mean_entropy: float
+    reward_I: Sequence[float]
+    wall_s: float

@@ -1,0 +1,76 @@
+"""What the engine says of its decode rounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from respec.types.drawing import Plan, Version
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a decode round is about to carry. Made by the engine before the round, read by a planner.
+
+    `active` sequences hold a slot, `waiting` ones do not. `context` is the mean number of keys a sequence attends to,
+    `remaining_B` how many tokens each active sequence may still draw, `drawn_B` how many it has; `row_B` is its dataset row.
+    `version` is that of the weights in use.
+    """
+
+    active: int
+    waiting: int
+    context: float
+    remaining_B: tuple[int, ...]
+    version: Version = field(default_factory=Version)
+    row_B: tuple[int, ...] = ()
+    drawn_B: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One decode round of the engine, for the report and for cost models. Seconds are wall-clock.
+
+    By depth (the first drafted token is depth 1, at index 0): `drafted_D` sequences had a node that deep, `tested_D` of them
+    had all shallower ones accepted, `accepted_D` of those had this one accepted too. `drafted` counts all nodes, siblings included.
+    `context` is the mean of the keys a sequence attended to; `predicted` the tokens/s that the planner expected, 0 for none.
+    """
+
+    active: int
+    waiting: int
+    plan: Plan
+    drafted: int
+    accepted: int
+    emitted: int
+    draft_s: float
+    verify_s: float
+    overhead_s: float
+    context: float = 0.0
+    drafted_D: tuple[int, ...] = ()
+    tested_D: tuple[int, ...] = ()
+    accepted_D: tuple[int, ...] = ()
+    predicted: float = 0.0
+
+
+@dataclass(frozen=True)
+class RolloutStats:
+    """What one `Engine.rollout` did. Made by the engine; named as metrics only by the loop."""
+
+    wall_s: float
+    prefill_s: float
+    draft_s: float
+    verify_s: float
+    overhead_s: float
+    prompt_tokens: int
+    tokens: int
+    drafted: int
+    accepted: int
+    sequence_rounds: int
+    round_R: tuple[RoundRecord, ...]
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.wall_s if self.wall_s > 0 else 0.0
+
+    @property
+    def accepted_length(self) -> float:
+        """Tokens emitted per sequence and round, the bonus token included: 1 without speculation."""
+        return self.tokens / self.sequence_rounds if self.sequence_rounds else 0.0
