@@ -19,7 +19,7 @@ from respec.models.eagle_decoder import EagleDecoder
 from respec.rollout.draft.eagle import EagleDrafter
 from respec.rollout.draft.eagle_probe import Inspector, Kept, answers, draft_with, kept, what_is_wrong
 from respec.rollout.draft.protocol import Drafter, PolicyDrafter
-from respec.rollout.planner import Planner, planner_of
+from respec.rollout.planner import Counts, Planner, planner_of
 from respec.speculation.decision import Decision
 from respec.speculation.pace import PacedController
 from respec.speculation.sentinel import Sighting, Watch
@@ -128,6 +128,15 @@ class Sentinel:
     def learn(self, rollouts: Sequence[Rollout]) -> None:
         self.planner.learn(rollouts)
 
+    @property
+    def shadow_depth(self) -> int:
+        """The planner's; 0 of a static plan."""
+        return self.planner.shadow_depth if isinstance(self.planner, PacedController) else 0
+
+    def shadow(self, drafter: str, counts: Counts) -> None:
+        if isinstance(self.planner, PacedController):
+            self.planner.shadow(drafter, counts)
+
     def observe(self, record: RoundRecord) -> None:
         """Tells the planner, and looks at the round's drafts."""
         self.planner.observe(record)
@@ -220,8 +229,7 @@ class Sentinel:
         try:
             snapshot = EagleDecoder(self._first(), self._eagle.snapshot.shape.dtype)
         except (ModelError, OSError):
-            # speed alone is at stake
-            return None
+            return None  # speed alone is at stake
         first = Kept(snapshot, 0, 0, answers(snapshot))
         # where it is what has just failed, it would only fail again
         return first if what_is_wrong(self._eagle.snapshot, first.answered) else None
@@ -248,8 +256,7 @@ class Sentinel:
         """Off for a reason, on for none."""
         self._off.discard(name) if reason is None else self._off.add(name)
         if self.controller is not None:
-            guard = self.controller.guard
-            guard.open(name) if reason is None else guard.shut(name, reason)
+            self.controller.guard.open(name) if reason is None else self.controller.guard.shut(name, reason)
 
     def _believe(self, name: str, watch: Watch, plan: Plan) -> None:
         """Weights that have come back are worth what they were: an adaptive server need not find out by probes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -68,3 +68,49 @@ def test_news_is_looked_at_at_once():
     assert not any(played(controller, [load] * 100)[50:])
     controller.told()
     assert played(controller, [load] * 3) == [True, False, False]
+
+
+@dataclass(frozen=True)
+class Guessed:
+    """What `count` guesses of an idle drafter to depth 4 came to."""
+
+    count: float
+    accept: float
+
+    @property
+    def asked_D(self) -> list[float]:
+        return [self.count] * 4
+
+    drafted_D = asked_D
+
+    @property
+    def accepted_D(self) -> list[float]:
+        return [self.count * self.accept**d for d in range(1, 5)]
+
+    @property
+    def tested_D(self) -> list[float]:
+        return [self.count * self.accept**d for d in range(4)]
+
+    parents_D = tested_D
+
+
+def test_an_idle_drafter_is_turned_on_where_its_guesses_come_true():
+    """400 guesses say that it is of no use, and it stays off; 60 of a tail that repeats itself say that it is, and it is chosen without a
+    probe."""
+    controller, load = paced(1.0), Load(4, 0, 64.0, (100,) * 4)
+    for _ in range(50):
+        controller.shadow("suffix", Guessed(8.0, 0.05))
+    assert not controller.controller.predict(load)[0].plan.n
+    for _ in range(6):
+        controller.shadow("suffix", Guessed(10.0, 0.6))
+    assert controller.controller.predict(load)[0].plan.drafter == "suffix"
+
+
+def test_guesses_of_late_count_more_than_those_before():
+    """A drift too slow to be a surprise: after 100 guesses of a drafter in use, most of the belief would still be the old."""
+    controller = paced(1.0)
+    for _ in range(50):
+        controller.shadow("suffix", Guessed(8.0, 0.3))
+    for _ in range(25):
+        controller.shadow("suffix", Guessed(4.0, 0.45))
+    assert 0.385 < controller.controller.acceptance.accept("suffix")[0] < 0.45

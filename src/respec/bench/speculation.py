@@ -17,7 +17,7 @@ from respec.models.load import Policy
 from respec.rollout.draft.protocol import Drafter
 from respec.rollout.engine import Engine
 from respec.rollout.planner import Planner
-from respec.types import PLAIN, Ask, Mode, Plan, Prompt, Rollout, RolloutStats, Sampling, Stream
+from respec.types import PLAIN, Ask, Mode, Plan, Prompt, Rollout, RolloutStats, RoundRecord, Sampling, Stream
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,15 @@ def bench_speculation(
 ) -> dict[str, Any]:
     """Every variant and plain decoding over the same groups, `repeats` times in turning order; ratios are of one repeat each.
 
-    A batch of B runs at least 2 B completions, in groups of `group`. Each repeat is a fresh draw, the same for all variants, so tokens are
-    compared too. Raises ConfigError when `out` is given in a tree with uncommitted changes.
+    A batch of B runs at least 3 B completions, in groups of `group`: `ratio` is of the rounds while all B places were taken, `whole_ratio` of
+    the whole, whose last third thins out. Each repeat is a fresh draw, the same for all variants, so tokens are compared too. Raises
+    ConfigError when `out` is given in a tree with uncommitted changes.
     """
     if out is not None:
         refuse_dirty()
     rows = []
     for batch in batches:
-        count = max(1, -(-max(2 * batch, 2 * group) // group))
+        count = -(-max(3 * batch, 2 * group) // group)
         taken = side_by_side(policy, decoder, prompts, count, variants, batch, group, sampling, repeats)
         for variant in variants:
             rows.append(_row(batch, variant, taken[variant.label], taken[OFF.label]))
@@ -135,20 +136,31 @@ def _run(
 
 
 def _row(batch: int, variant: Variant, ours: Sequence[Timed], plain: Sequence[Timed]) -> dict[str, Any]:
-    ratios = [(b.seconds / b.stats.tokens) / (a.seconds / a.stats.tokens) for a, b in zip(ours, plain, strict=True)]
+    rates, plain_rates = (
+        [full_rate(t.stats.round_R, batch) for t in ours],
+        [full_rate(t.stats.round_R, batch) for t in plain],
+    )
+    ratios = [a / b for a, b in zip(rates, plain_rates, strict=True)]
+    whole = [(b.seconds / b.stats.tokens) / (a.seconds / a.stats.tokens) for a, b in zip(ours, plain, strict=True)]
     records = [record for timed in ours for record in timed.stats.round_R]
     tested, accepted = (_by_depth([getattr(record, name) for record in records]) for name in ("tested_D", "accepted_D"))
     entropy = np.concatenate([r.entropy_T for timed in plain for r in timed.rollouts])
     return {
         "batch": batch, "variant": variant.label, "ratio": statistics.median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios),
-        "ratios": ratios, "tokens_per_s": statistics.median(t.stats.tokens / t.seconds for t in ours),
-        "off_tokens_per_s": statistics.median(t.stats.tokens / t.seconds for t in plain),
+        "ratios": ratios, "whole_ratio": statistics.median(whole), "whole_ratios": whole,
+        "tokens_per_s": statistics.median(rates), "off_tokens_per_s": statistics.median(plain_rates),
         "accepted_length": float(np.mean([t.stats.accepted_length for t in ours])),
         "acceptance_by_depth": [a / t for a, t in zip(accepted, tested, strict=False) if t],
         "draft_s": sum(t.stats.draft_s for t in ours), "verify_s": sum(t.stats.verify_s for t in ours),
         "overhead_s": sum(t.stats.overhead_s for t in ours), "identical": identical(ours, plain) if variant.mode == "matching" else None,
         "policy_entropy": float(entropy.mean()), "completions": len(plain[0].rollouts),
     }  # fmt: skip
+
+
+def full_rate(records: Sequence[RoundRecord], batch: int) -> float:
+    """Tokens/s of the rounds that had `batch` sequences, prefill left out."""
+    full = [record for record in records if record.active == batch]
+    return sum(r.emitted for r in full) / sum(r.draft_s + r.verify_s + r.overhead_s for r in full)
 
 
 def identical(ours: Sequence[Timed], theirs: Sequence[Timed]) -> bool:

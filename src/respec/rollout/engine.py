@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -13,10 +13,12 @@ from respec.models.decoder import Decoder
 from respec.rollout.draft.protocol import DraftContext, Drafter, FeatureDrafter, PolicyDrafter
 from respec.rollout.kv_cache import KVCache
 from respec.rollout.lenient import Lenience
+from respec.rollout.onlooker import Onlooker
 from respec.rollout.planner import DepthPlanner, Planner, planner_of
 from respec.rollout.randomness import sequence_key
 from respec.rollout.request import Request
 from respec.rollout.scheduler import Scheduler
+from respec.rollout.stats import reaching, stats_of
 from respec.rollout.stopping import Stopping
 from respec.rollout.target import Target
 from respec.rollout.tree import NOTHING, DraftTree, flatten
@@ -101,6 +103,7 @@ class Engine:
             target = Target(self._decoder, self._cache_for(requests, sampling), self._chunk, self._readers)
             scheduler = Scheduler(requests, target.cache, self._max_batch)
             stopping = Stopping(self._tokenizer, self._eos, sampling)
+            onlooker = Onlooker(self.drafters, planner)
             try:
                 while scheduler.waiting or scheduler.active:
                     self._refresh(scheduler.active, target)
@@ -108,7 +111,9 @@ class Engine:
                     record = self._round(scheduler, target, sampling, planner, stopping, len(records))
                     records.append(record)
                     planner.observe(record)
-                    for request in scheduler.retire():
+                    ended = scheduler.retire()
+                    onlooker.look(scheduler.active, ended, record.plan.drafter)
+                    for request in ended:
                         for drafter in self.drafters.values():
                             drafter.finish(request)
                         request.text = stopping.text(request)
@@ -124,7 +129,7 @@ class Engine:
         done.sort(key=lambda request: request.order)
         rollouts = tuple(request.rollout() for request in done)
         planner.learn(rollouts)
-        return rollouts, _stats(done, target, records, time.perf_counter() - began)
+        return rollouts, stats_of(done, target, records, time.perf_counter() - began)
 
     def _requests(self, asks: Sequence[Ask]) -> list[Request]:
         for ask in asks:
@@ -217,8 +222,8 @@ class Engine:
             emitted=sum(counts), draft_s=drafted_at - planned_at, verify_s=verified_at - drafted_at,
             overhead_s=time.perf_counter() - verified_at + planned_at - began, context=load.context,
             predicted=planner.predicted,
-            drafted_D=_reaching(deepest), accepted_D=_reaching(stands),
-            tested_D=_reaching([min(depth, accepted + 1) for depth, accepted in zip(deepest, stands, strict=True)]),
+            drafted_D=reaching(deepest), accepted_D=reaching(stands),
+            tested_D=reaching([min(depth, accepted + 1) for depth, accepted in zip(deepest, stands, strict=True)]),
         )  # fmt: skip
 
     def _load(self, scheduler: Scheduler, sampling: Sampling) -> Load:
@@ -272,27 +277,3 @@ class Engine:
                     targets.append(first + depth)
             cache.length[request.slot] += count
         cache.move(*(np.array(part, np.int64) for part in (slots, sources, targets)))
-
-
-def _reaching(depth_B: Sequence[int]) -> tuple[int, ...]:
-    """How many of the depths are at least 1, 2, ..."""
-    depths = np.array(depth_B)
-    return tuple(int((depths >= d).sum()) for d in range(1, int(depths.max(initial=0)) + 1))
-
-
-def _stats(
-    done: Iterable[Request], target: Target | None, records: Sequence[RoundRecord], wall_s: float
-) -> RolloutStats:
-    return RolloutStats(
-        wall_s=wall_s,
-        prefill_s=target.prefill_s if target else 0.0,
-        draft_s=sum(record.draft_s for record in records),
-        verify_s=sum(record.verify_s for record in records),
-        overhead_s=sum(record.overhead_s for record in records),
-        prompt_tokens=target.prompt_tokens if target else 0,
-        tokens=sum(len(request.tokens) for request in done),
-        drafted=sum(record.drafted for record in records),
-        accepted=sum(record.accepted for record in records),
-        sequence_rounds=sum(record.active for record in records),
-        round_R=tuple(records),
-    )

@@ -35,6 +35,35 @@ class DepthPlanner(Planner, Protocol):
         ...
 
 
+class Counts(Protocol):
+    """Sequences by depth: asked to draft, drafted; on the accepted path: could go on, had a node, had it accepted."""
+
+    @property
+    def asked_D(self) -> Sequence[float]: ...
+    @property
+    def drafted_D(self) -> Sequence[float]: ...
+    @property
+    def parents_D(self) -> Sequence[float]: ...
+    @property
+    def tested_D(self) -> Sequence[float]: ...
+    @property
+    def accepted_D(self) -> Sequence[float]: ...
+
+
+@runtime_checkable
+class ShadowPlanner(Planner, Protocol):
+    """A planner that wants to know what idle look-up drafters would be worth, as decoding goes on."""
+
+    @property
+    def shadow_depth(self) -> int:
+        """How deep it would have them draft; 0: it does not want to know."""
+        ...
+
+    def shadow(self, drafter: str, counts: Counts) -> None:
+        """What an idle drafter's guesses of late came to."""
+        ...
+
+
 @dataclass(frozen=True)
 class StaticPlanner:
     """One plan, whatever comes."""

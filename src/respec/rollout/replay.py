@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Int
 
 from respec.rollout.draft.ngram import NgramDrafter
 from respec.rollout.draft.previous import PreviousDrafter
@@ -33,6 +34,16 @@ class Replayed:
     tested_D: tuple[int, ...]
     accepted_D: tuple[int, ...]
 
+    @staticmethod
+    def of(counts: Int[np.ndarray, "5 D"]) -> Replayed:
+        return Replayed(*(tuple(row) for row in counts.tolist()))
+
+
+def counted(counts: Int[np.ndarray, "5 D"], limit: int, deep: int, stood: int) -> None:
+    """Adds a sequence that could go `limit` deep, was drafted `deep` for, and agreed with the first `stood` tokens."""
+    for row, upto in enumerate((limit, deep, min(stood + 1, limit), min(stood + 1, deep), stood)):
+        counts[row, :upto] += 1
+
 
 def replay(drafter: LookUp, groups: Sequence[Sequence[Rollout]], depth: int, enough: Callable[[], bool]) -> Replayed:
     """Chains of `depth` over the rollouts of these groups, one group after the other, until `enough` says so before a round.
@@ -43,7 +54,7 @@ def replay(drafter: LookUp, groups: Sequence[Sequence[Rollout]], depth: int, eno
     for group in groups:
         _replay_group(drafter, group, Plan(drafter.name, depth, 1, depth), counts, enough)
     drafter.drop()
-    return Replayed(*(tuple(row) for row in counts.tolist()))
+    return Replayed.of(counts)
 
 
 def _replay_group(
@@ -56,10 +67,8 @@ def _replay_group(
         trees = drafter.propose([request for request, _, _ in playing], plan, limits, None)
         for (request, text, _), limit, tree in zip(playing, limits, trees, strict=True):
             ahead = text[len(request.tokens) :]
-            stood = _common(tree.token_n, ahead)
-            deep = len(tree.token_n)
-            for row, upto in enumerate((limit, deep, min(stood + 1, limit), min(stood + 1, deep), stood)):
-                counts[row, :upto] += 1
+            stood = common(tree.token_n, ahead)
+            counted(counts, limit, len(tree.token_n), stood)
             request.tokens += ahead[: stood + 1]
             if stood + 1 >= len(ahead):
                 drafter.finish(request)
@@ -72,7 +81,7 @@ def _beginning(rollout: Rollout, group: int) -> Request:
     return Request(ask, rollout.sample, np.zeros(1, np.uint64), order=0)
 
 
-def _common(draft: Sequence[int], text: Sequence[int]) -> int:
+def common(draft: Sequence[int], text: Sequence[int]) -> int:
     """Length of the common beginning."""
     length = 0
     while length < min(len(draft), len(text)) and draft[length] == text[length]:

@@ -99,11 +99,13 @@ class Acceptance:
         asked_D: Sequence[float] = (),
         drafted_D: Sequence[float] = (),
         parents_D: Sequence[float] = (),
+        memory: float | None = None,
     ) -> None:
         """Evidence about an idle drafter: from replaying finished rollouts, or from the laws that its learner sees.
 
         `weight` turns replayed positions into sequences' worth of evidence: below 1 where replay flatters, or is long. What was
-        believed goes at once where this contradicts it. Without the last three it says nothing about whether there are drafts.
+        believed goes at once where this contradicts it. Without the three before the last it says nothing about whether there are drafts. `memory`:
+        sequences over which earlier evidence fades; None: as of a drafter in use.
         """
         seen = np.stack([_padded(x, self.depth) for x in (asked_D, drafted_D, parents_D, tested_D, accepted_D)])
         seen *= weight
@@ -115,7 +117,7 @@ class Acceptance:
         if contradicted:
             evidence.counts *= SURPRISED_KEEP * min(1.0, new / max(evidence.tested[0], evidence.asked[0], new))
         else:
-            evidence.counts *= math.exp(-new / self._sequences)
+            evidence.counts *= math.exp(-new / (memory or self._sequences))
         evidence.counts += seen
 
     def discount(self, keep: float, drafter: str | None = None) -> None:

@@ -7,8 +7,12 @@ from collections.abc import Callable, Sequence
 
 from respec.speculation.controller import Controller
 from respec.speculation.decision import Decision
+from respec.speculation.shadow import Counts
 from respec.speculation.sharing import Shared, Sharing
 from respec.types import Load, Plan, Rollout, RoundRecord
+
+# Sequences that what is seen of idle drafters is remembered over: fewer than of those in use, since it is to show the tail of this rollout.
+SEEN = 100.0
 
 
 class PacedController:
@@ -67,6 +71,25 @@ class PacedController:
         """A rollout has ended; these are all of its completions."""
         if self._sharing is not None:
             self._sharing.learn(rollouts)
+
+    @property
+    def shadow_depth(self) -> int:
+        """Idle look-up drafters are to guess so deep."""
+        return self.controller.acceptance.depth
+
+    def shadow(self, drafter: str, counts: Counts) -> None:
+        """What an idle drafter's guesses of late came to."""
+        self.controller.acceptance.observe_shadow(
+            drafter,
+            counts.tested_D,
+            counts.accepted_D,
+            1.0,
+            1,
+            counts.asked_D,
+            counts.drafted_D,
+            counts.parents_D,
+            SEEN,
+        )
 
     def _share_out(self, load: Load) -> None:
         """Depths for the requests one by one, where that pays."""
