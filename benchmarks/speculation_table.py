@@ -41,11 +41,20 @@ def _section(section: dict[str, Any]) -> None:
         f"Groups of {section['group']} on held-out prompts, at most {section['max_new_tokens']} tokens, {section['dtype']}; mean entropy of the policy "
         f"{entropy:.2f} nats/token; {section['repeats']} repeats.\n"
     )
-    print("Tokens/s over plain decoding of the same completions in the same engine (tokens a round and sequence):\n")
+    fixed = "whole_ratio" in rows[0]
+    print(
+        "Tokens/s over plain decoding of the same completions in the same engine (tokens a round and sequence)"
+        f"{', of the rounds while all places of the batch were taken' if fixed else ''}:\n"
+    )
     _table(["way", *(f"batch {batch}" for batch in batches)], [
         [f"`{variant}`", *(f"{c['ratio']:.2f}x ({c['accepted_length']:.2f})" for c in (cell[variant, b] for b in batches))]
         for variant in variants
     ])  # fmt: skip
+    if fixed:
+        print("The same of whole runs of three times as many completions, the last third of which thins out:\n")
+        _table(["way", *(f"batch {batch}" for batch in batches)], [
+            [f"`{variant}`", *(f"{cell[variant, b]['whole_ratio']:.2f}x" for b in batches)] for variant in variants
+        ])  # fmt: skip
     plain = [cell[variants[0], batch]["off_tokens_per_s"] for batch in batches]
     print("Plain decoding, tokens/s: " + ", ".join(f"{rate:.0f}" for rate in plain) + ".\n")
     static = [variant for variant in variants if not variant.startswith("auto")]
