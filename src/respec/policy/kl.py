@@ -9,7 +9,9 @@ Where an estimator is put decides what its *gradient* is, whatever its value's b
     k3          d KL(reference || theta), the other way   d KL(theta || reference) - d KL(reference || theta)
 
 So k2 is the one for the loss and k1 the one for the reward. Off policy (a second mini-batch, stale rollouts) none of the three is right in
-the loss; `k3_weighted` is. All take log-probabilities of the same tokens: of the policy being trained, before the step, of the reference.
+the loss; `k3_weighted` is. This is for one token's law. In the loss every token answers for its own law at the places that the policy came
+to; summed in the reward of a completion it is the KL of the two laws of whole completions, the choice of places included.
+All take log-probabilities of the same tokens: of the policy being trained, before the step, of the reference.
 """
 
 from __future__ import annotations
