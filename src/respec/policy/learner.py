@@ -51,7 +51,8 @@ class PolicyLearner:
     """Trains `policy.model` in place. Holds the optimizer and two counters; nothing else survives an update.
 
     `total_steps` (RL steps) spans the learning-rate schedule. `max_new_tokens` is the divisor of aggregation `constant` when
-    `config.loss_constant` is None. `terms` stand beside the surrogate. Raises ConfigError for unknown factors, or for `constant` without a divisor.
+    `config.loss_constant` is None. `terms` stand beside the surrogate. Raises ConfigError for unknown factors, or for `constant`
+    without a divisor.
     """
 
     def __init__(
@@ -89,8 +90,8 @@ class PolicyLearner:
         """Learns from one step's samples (in canonical order), drawn at `temperature`.
 
         `on_progress(done, all)` counts sequences over all epochs. Samples that cannot move the weights (no advantage anywhere and
-        no term beside the surrogate, or left out as truncated) are passed forward without gradients: entropy, mismatch, ratio and clip fraction are over
-        every completion token all the same; the loss's counts include the former, not the latter. Entropy and mismatch are
+        no term beside the surrogate, or left out as truncated) are passed forward without gradients: entropy, mismatch, ratio and
+        clip fraction are over every completion token all the same; the loss's counts include the former, not the latter. Entropy and mismatch are
         the old policy's. A mini-batch of such samples alone takes no optimizer step. `watch` looks on at one forward pass over every
         sample, of the old policy: the first, however many epochs and mini-batches there are.
         Raises TaskError without samples, NonFiniteError before the optimizer step that would have spread it.
@@ -244,12 +245,12 @@ class PolicyLearner:
             weight_C = weight_C * correct(old_C, rollout_C, batch.sequence_C, self._bounds)
             # 1 but for tokens that followed an old answer in mode `lossy`
             weight_C = weight_C * batch.weight_C.to(theta_C)
-            loss = (weight_C * terms.loss_C).sum()
-            beside = self._beside(batch, theta_C, old_C, entropy_C, hidden_CE) if self._terms.on else {}
-            # Corrections are of the surrogate; what the reference and the teacher say holds wherever the policy came to.
-            share_C = AGGREGATIONS[self._algorithm.aggregation](batch.sequence_C, counts) * batch.weight_C * kept_C
-            for coefficient, value_C in beside.values():
-                loss = loss + coefficient * (share_C.to(value_C) * value_C).sum()
+            loss, found = (weight_C * terms.loss_C).sum(), dict[str, tuple[float, torch.Tensor]]()
+            if self._terms.on:
+                found = self._beside(batch, theta_C, old_C, entropy_C, hidden_CE)
+                # Corrections are of the surrogate; what reference and teacher say holds wherever the policy came to.
+                share_C = AGGREGATIONS[self._algorithm.aggregation](batch.sequence_C, counts) * batch.weight_C * kept_C
+                loss = loss + sum(factor * (share_C.to(value_C) * value_C).sum() for factor, value_C in found.values())
         if not torch.isfinite(loss):
             raise NonFiniteError(
                 f"policy update: the loss of a micro-batch of {len(batch.truncated_S)} sequences is {loss.item()}; no step was "
@@ -257,12 +258,13 @@ class PolicyLearner:
             )
         if learns:
             loss.backward()
-        values = {name: value_C.detach() for name, (_, value_C) in beside.items()}
+        values = {name: value_C.detach() for name, (_, value_C) in found.items()}
         return _Pass(loss.item(), learns, theta_C.detach(), entropy_C.detach(), terms.ratio_C, terms.clipped_C, values)
 
     def _beside(
         self, batch: Batch, theta_C: torch.Tensor, old_C: torch.Tensor, entropy_C: torch.Tensor, hidden_CE: torch.Tensor
     ) -> dict[str, tuple[float, torch.Tensor]]:
+        """The terms in the loss, of laws without truncation: by name, the coefficient and the value a token."""
         kept_C = batch.kept_logmass_C.to(theta_C)
         student = Head(hidden_CE, self._model.get_parameter("lm_head.weight"))
         return in_loss(
