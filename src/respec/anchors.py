@@ -22,7 +22,7 @@ from respec.weights.checkpoint import FOLDER, load_checkpoint, save_checkpoint, 
 REFERENCE = "reference"
 # Estimators whose gradient is not that of KL(policy || reference) where they are put.
 OTHER_GRADIENT = {
-    ("loss", "k1"): "has no gradient on average and holds the policy to nothing; k2's is that of the KL",
+    ("loss", "k1"): "has no gradient on average and holds the policy to nothing; k3_weighted has the KL's",
     ("reward", "k2"): "has not the KL's gradient; k1 has",
     ("reward", "k3"): "has not the KL's gradient; k1 has",
     ("reward", "k3_weighted"): "is k3, which has not the KL's gradient; k1 has",

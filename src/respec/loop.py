@@ -155,10 +155,8 @@ def _step(
     learn_histories(stages.engine, made.rollout_R)
     ended = time.perf_counter()
     own = surprise(made.rollout_R, config.rollout.sampling())
-    metrics = (
-        metrics_of(made, scored, update, stages.reward.names, own) | of_terms(update.term, held, taught) | distilled
-    )
-    metrics |= share_of(distilled, ended - began) | {
+    metrics = metrics_of(made, scored, update, stages.reward.names, own) | of_terms(update.term, held, taught)
+    metrics |= distilled | share_of(distilled, ended - began) | {
         "time/reward_s": reward_s, "time/weights_s": ended - swapped_at, "time/step_s": ended - began,
         "time/training_s": update.wall_s - (watch.wall_s if watch is not None else 0.0),
         "tokens/total": tokens_before + made.stats.tokens, "drafter/alarms": float(len(stages.planner.take_alarms())),

@@ -119,3 +119,12 @@ def test_summed_in_the_reward_it_is_the_sequences_kl_and_token_by_token_each_tok
         theirs = torch.autograd.grad(expected, (first_V, second_VV), retain_graph=True)
         for mine, other in zip(ours, theirs, strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-12)
+
+
+def test_on_policy_the_weighted_one_has_k2s_gradient_token_by_token() -> None:
+    theta_V, reference_V = law(1, V).log_softmax(0).requires_grad_(), law(2, V).log_softmax(0)
+    for_each = [
+        torch.autograd.grad(KL_ESTIMATORS[name](theta_V, theta_V.detach(), reference_V).sum(), theta_V)[0]
+        for name in ("k2", "k3_weighted")
+    ]
+    torch.testing.assert_close(*for_each, rtol=1e-10, atol=1e-12)

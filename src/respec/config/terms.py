@@ -18,7 +18,7 @@ class ReferenceConfig(Room):
     kl: float = Field(default=0.0, ge=0, description="coefficient; 0: off, and no reference is held")
     kl_in: Literal["loss", "reward"] = "loss"
     estimator: Literal["k1", "k2", "k3", "k3_weighted"] | None = Field(
-        default=None, description="None: k2 in the loss, k1 in the reward, whose gradients are right"
+        default=None, description="None: k3_weighted in the loss, k1 in the reward, whose gradients are right"
     )
     path: str = ""
     every: int = Field(default=0, ge=0, description="the policy becomes its own reference every so many steps; 0 never")
@@ -27,7 +27,7 @@ class ReferenceConfig(Room):
     @property
     def chosen(self) -> str:
         """The estimator's name."""
-        return self.estimator or ("k2" if self.kl_in == "loss" else "k1")
+        return self.estimator or ("k3_weighted" if self.kl_in == "loss" else "k1")
 
 
 class TeacherConfig(Room):

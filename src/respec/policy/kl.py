@@ -8,10 +8,11 @@ Where an estimator is put decides what its *gradient* is, whatever its value's b
     k2          d KL(theta || reference)                  another one
     k3          d KL(reference || theta), the other way   d KL(theta || reference) - d KL(reference || theta)
 
-So k2 is the one for the loss and k1 the one for the reward. Off policy (a second mini-batch, stale rollouts) none of the three is right in
-the loss; `k3_weighted` is. This is for one token's law. In the loss every token answers for its own law at the places that the policy came
-to; summed in the reward of a completion it is the KL of the two laws of whole completions, the choice of places included.
-All take log-probabilities of the same tokens: of the policy being trained, before the step, of the reference.
+So k2 is the one of the three for the loss and k1 the one for the reward. Off policy (a second mini-batch, stale rollouts) none of them is
+right in the loss; `k3_weighted` is, and on policy it has k2's gradient token by token: s k3 + d k3 = -s log(reference / theta).
+
+This is for one token's law. In the loss every token answers for its own law at the places that the policy came to; summed in the reward of a
+completion it is the KL of the two laws of whole completions, the choice of places included. All take log-probabilities of the same tokens: of the policy being trained, before the step, of the reference.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def k3(theta_C: Tokens, old_C: Tokens, reference_C: Tokens) -> Tokens:
 
 
 def k3_weighted(theta_C: Tokens, old_C: Tokens, reference_C: Tokens) -> Tokens:
-    """theta / old times k3, the weight with its gradient (DeepSeek-V3.2, arXiv 2512.02556): value and gradient are unbiased, on policy and off."""
+    """theta / old times k3, the weight with its gradient (DeepSeek-V3.2, arXiv 2512.02556): value and gradient are
+    unbiased, on policy and off."""
     return torch.exp(theta_C - old_C) * k3(theta_C, old_C, reference_C)
 
 

@@ -29,7 +29,7 @@ class LossTerms:
     `divergence` from `teacher` (None: none), `beta` the weight of the teacher in `jsd`."""
 
     kl: float = 0.0
-    estimator: str = "k2"
+    estimator: str = "k3_weighted"
     entropy: float = 0.0
     distil: float = 0.0
     divergence: str = "reverse_kl"
