@@ -158,3 +158,12 @@ def test_a_teachers_advantage_is_token_by_token_beside_the_rewards(make_samples)
             expected = reward_weight * sample.advantage_T - weight * (sample.scored.rollout.logprob_T - teacher_T)
             np.testing.assert_allclose(result.advantage_T, expected, rtol=1e-5)
             assert result.advantage_T.dtype == np.float32
+
+
+def test_what_is_left_out_is_not_in_the_loss_that_is_shown(make_policy, make_samples, other) -> None:
+    samples = held(make_samples([0.0] * 6, truncated=(1, 4)), other)
+    config = PolicyConfig(aggregation="token_mean", mask_truncated=True)
+    terms = LossTerms(KL, "k2", BONUS, DISTIL, "reverse_kl", 0.5, other.model)
+    stats = PolicyLearner(make_policy(), config, 10, terms=terms).update(samples, TEMPERATURE)
+    expected = by_hand(make_policy(), other, samples, "k2", "reverse_kl", [0, 2, 3, 5])
+    assert stats.loss == pytest.approx(expected.item(), rel=1e-6)
