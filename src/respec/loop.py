@@ -6,6 +6,7 @@ prompts ─▶ engine ─▶ score ─▶ advantages ─▶ learner ─▶ the w
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,10 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from respec.anchors import Anchors
 from respec.config import Config
 from respec.errors import ConfigError
 from respec.models.load import load_policy
-from respec.naming import Generated, evaluation, metrics_of
+from respec.naming import Generated, evaluation, fallen, metrics_of, of_terms
 from respec.online import OnlineLearner, online_learner, share_of
 from respec.policy.advantages import advantages
 from respec.policy.learner import PolicyLearner
@@ -72,25 +74,30 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 "rollout.group_size: a group of one has nothing to be compared with; use 2 or more (got 1)"
             )
         with RewardWorker(task, config.task.reward) as reward:
-            for note in (*run.notes, *to_know(config, task)):
+            anchors = Anchors(config, policy, task.train)
+            for note in (*run.notes, *to_know(config, task), *anchors.notes):
                 view.say(note)
-            learner = PolicyLearner(policy, config.policy, config.run.steps, config.rollout.max_new_tokens)
+            learner = PolicyLearner(
+                policy, config.policy, config.run.steps, config.rollout.max_new_tokens, anchors.terms
+            )
             checkpoint = latest_checkpoint(run.path, view.say)
             step, earlier_s, drafter_state = take_up(run, checkpoint, policy, learner, view)
             if checkpoint is None:
                 begin(config, policy, task, view)
+            anchors.settle(run.path, step)
+            if checkpoint is None:
                 save(run, policy, learner, None, 0, view)
             stages = build(config, policy, task, reward, view, version=step)
             remember(stages, run)
             online = online_learner(config, policy, stages.engine, stages.planner, view.say, drafter_state)
             if run.last_step is None:
                 record_start(stages, run)
-            tokens = tokens_so_far(run.read_metrics())
+            tokens, entropy = tokens_so_far(run.read_metrics()), math.inf
             seen = sum((recorded(past.metrics) for past in run.read_metrics()), Surprise())
             saved_at, finished = time.monotonic(), step >= config.run.steps
             while not finished and not stop():
                 step += 1
-                metrics, scored, rounds = _step(stages, learner, online, step, tokens)
+                metrics, scored, rounds = _step(stages, learner, anchors, online, step, tokens)
                 tokens = metrics["tokens/total"]
                 finished = step == config.run.steps
                 if finished or _every(config.eval.every, step):
@@ -100,11 +107,14 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 run.write_step(step, checked(metrics), scored, rounds, pieces, decisions_of(stages.planner))
                 view.step(step, metrics)
                 before, seen = seen, seen + recorded(metrics)
-                for line in (*fallbacks(scored), *(seen.news(before) if config.speculation.mode != "lossy" else ())):
+                news = seen.news(before) if config.speculation.mode != "lossy" else ()
+                for line in (*fallbacks(scored), *news, *fallen(metrics, entropy, config.policy.entropy_floor)):
                     view.say(line)
+                entropy = metrics["policy/entropy"]
                 minutes = (time.monotonic() - saved_at) / 60
                 due = _every(config.checkpoint.every_steps, step) or 0 < config.checkpoint.every_minutes <= minutes
                 if finished or due or stop():
+                    anchors.keep(run.path)
                     save(run, policy, learner, online, step, view)
                     keep_controller(stages, run)
                     saved_at = time.monotonic()
@@ -117,7 +127,12 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
 
 
 def _step(
-    stages: Stages, learner: PolicyLearner, online: OnlineLearner | None, step: int, tokens_before: float
+    stages: Stages,
+    learner: PolicyLearner,
+    anchors: Anchors,
+    online: OnlineLearner | None,
+    step: int,
+    tokens_before: float,
 ) -> tuple[dict[str, float], tuple[ScoredRollout, ...], tuple[RoundRecord, ...]]:
     """One RL step; the order of the stages is the picture at the top."""
     config, view, began = stages.config, stages.view, time.perf_counter()
@@ -128,9 +143,11 @@ def _step(
     scored = stages.reward.score(made.rollout_R)
     reward_s = time.perf_counter() - scored_at
     view.phase("training", len(scored))
-    samples = advantages(scored, resolve(config.policy).estimator)
+    scored, held = anchors.charge(scored)
+    samples, taught = anchors.teach(advantages(scored, resolve(config.policy).estimator))
     watch = online.watch(samples, step) if online is not None else None
     update = learner.update(samples, config.rollout.temperature, lambda done, _: view.advance(done), watch)
+    anchors.move(step)
     distilled = online.update(watch, step) if online is not None and watch is not None else {}
     swapped_at = time.perf_counter()
     estimate_idle(stages, made.rollout_R, made.stats, online.agreement if online is not None else {})
@@ -138,7 +155,8 @@ def _step(
     learn_histories(stages.engine, made.rollout_R)
     ended = time.perf_counter()
     own = surprise(made.rollout_R, config.rollout.sampling())
-    metrics = metrics_of(made, scored, update, stages.reward.names, own) | distilled | share_of(distilled, ended - began) | {
+    metrics = metrics_of(made, scored, update, stages.reward.names, own) | of_terms(update.term, held, taught)
+    metrics |= distilled | share_of(distilled, ended - began) | {
         "time/reward_s": reward_s, "time/weights_s": ended - swapped_at, "time/step_s": ended - began,
         "time/training_s": update.wall_s - (watch.wall_s if watch is not None else 0.0),
         "tokens/total": tokens_before + made.stats.tokens, "drafter/alarms": float(len(stages.planner.take_alarms())),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -62,6 +62,31 @@ def metrics_of(
         metrics["rollout/weight_mean"] = np.concatenate(weights).mean()
         metrics["rollout/weight_max"] = max(map(np.max, weights))
     return {name: float(value) for name, value in metrics.items()}
+
+
+# Of the terms beside the surrogate, and of the frozen models that they ask.
+TERMS = {
+    "kl": "policy/kl", "entropy_bonus": "policy/entropy_bonus", "reverse_kl": "distill/reverse_kl",
+    "forward_kl": "distill/forward_kl", "jsd": "distill/jsd",
+}  # fmt: skip
+
+
+def of_terms(*found: Mapping[str, float]) -> dict[str, float]:
+    """Means of the terms beside the surrogate, from wherever they were computed, and the time that frozen models took; nothing without any."""
+    metrics = {TERMS[name]: value for said in found for name, value in said.items() if name in TERMS}
+    asked = [said["asked_s"] for said in found if "asked_s" in said]
+    return metrics | ({"time/reference_s": sum(asked)} if asked else {})
+
+
+def fallen(metrics: Mapping[str, float], before: float, floor: float) -> list[str]:
+    """A line when the policy's entropy has come to lie below `floor` since the step before; none at a floor of 0."""
+    entropy = metrics["policy/entropy"]
+    if not entropy < floor <= before:
+        return []
+    return [
+        f"the policy's entropy has fallen to {entropy:.3f} nats a token, under policy.entropy_floor ({floor}): it explores little by now. "
+        "Raise policy.entropy_bonus or policy.clip_high, hold it to a reference, or lower policy.lr"
+    ]
 
 
 def evaluation(stages: Stages, step: int, final: bool) -> dict[str, float]:

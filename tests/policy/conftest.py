@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
 from respec.models.load import Policy
@@ -87,3 +90,22 @@ def make_samples(make_rollout: Callable[..., Rollout]) -> Callable[..., tuple[Sa
         return tuple(made)
 
     return make
+
+
+class WidestLogits(TorchDispatchMode):
+    """Notes, as `rows`, the most rows any tensor with a vocabulary's columns had, a hidden size of 16 aside: the head's own."""
+
+    rows = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and leaf.ndim == 2 and leaf.shape[1] == WORDS and leaf.shape[0] != 16:
+                self.rows = max(self.rows, leaf.shape[0])
+        return result
+
+
+@pytest.fixture
+def widest_logits() -> type[WidestLogits]:
+    """`with widest_logits() as seen: ...`; then `seen.rows`."""
+    return WidestLogits

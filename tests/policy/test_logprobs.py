@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
 from respec.errors import ModelError
-from respec.policy.logprobs import token_logprobs
+from respec.policy.logprobs import token_logprobs, token_pass
 from respec.policy.pack import pack
-
-WORDS = 23  # the vocabulary of make_policy; its hidden size is 16
 
 
 def reference(policy, samples, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,25 +43,14 @@ def test_packed_and_chunked_equal_whole_and_alone(make_policy, make_samples, chu
         torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-11)
 
 
-class WidestLogits(TorchDispatchMode):
-    """Notes the most rows any tensor with a vocabulary's columns had, the embedding's own aside."""
-
-    rows = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and leaf.ndim == 2 and leaf.shape[1] == WORDS and leaf.shape[0] != 16:
-                self.rows = max(self.rows, leaf.shape[0])
-        return result
-
-
 @pytest.mark.parametrize("chunk", [3, 1000])
-def test_no_more_logits_than_a_chunk_of_them_forward_or_backward(make_policy, make_samples, chunk: int) -> None:
+def test_no_more_logits_than_a_chunk_of_them_forward_or_backward(
+    make_policy, make_samples, widest_logits, chunk: int
+) -> None:
     policy = make_policy()
     (batch,) = pack(make_samples([1.0] * 9), 10_000, 1.0)
     assert len(batch.target_C) > 16 + 3
-    with WidestLogits() as seen:
+    with widest_logits() as seen:
         token_logprobs(policy.model, batch, chunk)[0].sum().backward()
     assert seen.rows == min(chunk, len(batch.target_C))  # completions only: never the prompts' tokens
 
@@ -82,3 +65,32 @@ def test_a_model_without_packed_attention_is_refused(make_policy, make_samples) 
     model = AutoModelForCausalLM.from_config(make_policy().model.config, attn_implementation="sdpa")
     with pytest.raises(ModelError, match="attention is 'sdpa'"):
         token_logprobs(model, pack(make_samples([1.0]), 99, 1.0)[0], 8)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_the_entropys_gradient_is_that_of_whole_logits(
+    make_policy, make_samples, chunk: int, temperature: float
+) -> None:
+    policy, samples = make_policy(), make_samples([1.0] * 7)
+    (batch,) = pack(samples, 10_000, temperature)
+    logprob_C, entropy_C, _ = token_pass(policy.model, batch, chunk, entropy_gradient=True)
+    plain_C = token_logprobs(policy.model, batch, chunk)
+    assert torch.equal(logprob_C, plain_C[0]) and torch.equal(entropy_C, plain_C[1])
+    expected_C, expected_entropy_C = reference(policy, samples, temperature)
+    weight_C = torch.linspace(-1, 2, len(logprob_C), dtype=torch.float64)
+    parameters = list(policy.model.parameters())
+    ours = torch.autograd.grad((weight_C * entropy_C).sum() + (weight_C.square() * logprob_C).sum(), parameters)
+    theirs = torch.autograd.grad(
+        (weight_C * expected_entropy_C).sum() + (weight_C.square() * expected_C).sum(), parameters
+    )
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-11)
+
+
+def test_the_entropys_gradient_takes_no_more_logits_than_a_chunk(make_policy, make_samples, widest_logits) -> None:
+    policy = make_policy()
+    (batch,) = pack(make_samples([1.0] * 9), 10_000, 1.0)
+    with widest_logits() as seen:
+        token_pass(policy.model, batch, 3, entropy_gradient=True)[1].sum().backward()
+    assert seen.rows == 3

@@ -16,6 +16,7 @@ from respec.config.sections import (
 )
 from respec.config.speculation import SpeculationConfig
 from respec.config.task import RewardConfig, TaskConfig
+from respec.config.terms import ReferenceConfig, TeacherConfig
 
 __all__ = [
     "CheckpointConfig",
@@ -24,6 +25,7 @@ __all__ = [
     "EvalConfig",
     "ModelConfig",
     "PolicyConfig",
+    "ReferenceConfig",
     "ReportConfig",
     "RewardConfig",
     "RolloutConfig",
@@ -31,6 +33,7 @@ __all__ = [
     "RunConfig",
     "SpeculationConfig",
     "TaskConfig",
+    "TeacherConfig",
     "WarmupConfig",
     "load_config",
     "parse_config",

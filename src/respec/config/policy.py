@@ -40,3 +40,7 @@ class PolicyConfig(Room):
     )
     logit_chunk: int = Field(default=1024, ge=1, description="completion tokens whose logits are held at once")
     mask_truncated: bool = Field(default=False, description="leave truncated completions out of the loss")
+    entropy_bonus: float = Field(default=0.0, ge=0, description="times the entropy a token (nats), off the loss")
+    entropy_floor: float = Field(
+        default=0.0, ge=0, description="nats a token: a line is shown when entropy falls below; 0: never"
+    )

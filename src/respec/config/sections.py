@@ -12,6 +12,7 @@ from respec.config.policy import PolicyConfig
 from respec.config.room import Room
 from respec.config.speculation import SpeculationConfig
 from respec.config.task import TaskConfig
+from respec.config.terms import ReferenceConfig, TeacherConfig
 from respec.types import Sampling
 
 
@@ -113,6 +114,8 @@ class Config(Room):
     rollout: RolloutConfig = RolloutConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     policy: PolicyConfig = PolicyConfig()
+    reference: ReferenceConfig = ReferenceConfig()
+    teacher: TeacherConfig = TeacherConfig()
     drafter: DrafterConfig = DrafterConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

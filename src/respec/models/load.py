@@ -36,8 +36,11 @@ class Policy:
     context_length: int
 
 
-def load_policy(config: ModelConfig) -> Policy:
+def load_policy(config: ModelConfig, own_dtype: str | None = None) -> Policy:
     """Loads a local folder, a hub id, or `builtin:demo`, for training with packed attention.
+
+    For training weights are float32, or float64 where the configuration's dtype is. A model that is only asked may keep its `own_dtype`:
+    a dtype's name, or `auto`, as it was saved.
 
     Raises ModelError, with the reason, for what is not there, has no tokenizer or no EOS token, is of another family, or uses
     what the engine cannot keep exact: sliding windows, quantized weights, rotary frequencies that change with the length.
@@ -50,7 +53,7 @@ def load_policy(config: ModelConfig) -> Policy:
         raise ModelError(_unreadable(config.path, error)) from None
     refuse(hf_config, config.path)
     tokenizer = _tokenizer(config, source)
-    dtype = torch.float64 if config.dtype == "float64" else torch.float32
+    dtype = own_dtype or ("float64" if config.dtype == "float64" else "float32")
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source, config=hf_config, dtype=dtype, attn_implementation=PACKED, output_loading_info=True, **shared

@@ -33,10 +33,16 @@ def advantages(scored: Sequence[ScoredRollout], estimator: str) -> tuple[Sample,
             f"row {list(place)[alone[0]][0]} has one sample, and estimator '{estimator}' compares the samples of a prompt; "
             "set rollout.group_size to 2 or more"
         )
-    reward_N = np.array([item.reward for item in scored], dtype=np.float64)
+    reward_N = np.array([_whole_reward(item) for item in scored], dtype=np.float64)
     length_N = np.array([len(item.rollout.token_T) for item in scored])
     advantage_N = ESTIMATORS[estimator](reward_N, group_N, length_N)
     return tuple(
         Sample(item, np.full(len(item.rollout.token_T), value, dtype=np.float32))
         for item, value in zip(scored, advantage_N, strict=True)
+    )
+
+
+def _whole_reward(item: ScoredRollout) -> float:
+    return (
+        item.reward if item.token_reward_T is None else item.reward + float(item.token_reward_T.sum(dtype=np.float64))
     )

@@ -14,11 +14,13 @@ from respec.config import PolicyConfig
 from respec.errors import CheckpointError, ConfigError, NonFiniteError, TaskError
 from respec.models.load import Policy
 from respec.policy.corrections import CORRECTIONS
-from respec.policy.logprobs import Watch, token_logprobs
+from respec.policy.divergence import Head
+from respec.policy.logprobs import Watch, token_logprobs, token_pass
 from respec.policy.losses import AGGREGATIONS, SURROGATES, Counts
 from respec.policy.optim import adamw, checked_step, learning_rate
 from respec.policy.pack import pack
 from respec.policy.presets import bounds_of, resolve
+from respec.policy.terms import NO_TERMS, LossTerms, in_loss
 from respec.types import Batch, Sample, UpdateStats
 
 __all__ = ["PolicyLearner", "token_logprobs"]
@@ -42,17 +44,26 @@ class _Pass:
     entropy_C: torch.Tensor
     ratio_C: torch.Tensor
     clipped_C: torch.Tensor
+    term: dict[str, torch.Tensor]
 
 
 class PolicyLearner:
     """Trains `policy.model` in place. Holds the optimizer and two counters; nothing else survives an update.
 
     `total_steps` (RL steps) spans the learning-rate schedule. `max_new_tokens` is the divisor of aggregation `constant` when
-    `config.loss_constant` is None. Raises ConfigError for unknown factors, or for `constant` without a divisor.
+    `config.loss_constant` is None. `terms` stand beside the surrogate. Raises ConfigError for unknown factors, or for `constant`
+    without a divisor.
     """
 
-    def __init__(self, policy: Policy, config: PolicyConfig, total_steps: int, max_new_tokens: int | None = None):
-        self._model = policy.model
+    def __init__(
+        self,
+        policy: Policy,
+        config: PolicyConfig,
+        total_steps: int,
+        max_new_tokens: int | None = None,
+        terms: LossTerms = NO_TERMS,
+    ):
+        self._model, self._terms = policy.model, terms
         self._config = config
         self._algorithm = resolve(config)
         self._bounds = bounds_of(config)
@@ -78,9 +89,9 @@ class PolicyLearner:
     ) -> UpdateStats:
         """Learns from one step's samples (in canonical order), drawn at `temperature`.
 
-        `on_progress(done, all)` counts sequences over all epochs. Samples that cannot move the weights (no advantage anywhere,
-        or left out as truncated) are passed forward without gradients: entropy, mismatch, ratio and clip fraction are over
-        every completion token all the same; the loss's counts include the former, not the latter. Entropy and mismatch are
+        `on_progress(done, all)` counts sequences over all epochs. Samples that cannot move the weights (no advantage anywhere and
+        no term beside the surrogate, or left out as truncated) are passed forward without gradients: entropy, mismatch, ratio and
+        clip fraction are over every completion token all the same; the loss's counts include the former, not the latter. Entropy and mismatch are
         the old policy's. A mini-batch of such samples alone takes no optimizer step. `watch` looks on at one forward pass over every
         sample, of the old policy: the first, however many epochs and mini-batches there are.
         Raises TaskError without samples, NonFiniteError before the optimizer step that would have spread it.
@@ -136,6 +147,7 @@ class PolicyLearner:
             tokens=len(gap_C),
             minibatches=len(norms),
             wall_s=time.perf_counter() - began,
+            term={name: float(torch.cat([p.term[name] for p in passes]).mean()) for name in passes[0].term},
         )
 
     def state_dict(self) -> dict[str, torch.Tensor | int]:
@@ -185,8 +197,8 @@ class PolicyLearner:
             members = [samples[i] for i in sorted(share)]
             kept = [sample for sample in members if not self._left_out(sample)]
             # Apart, so that a whole micro-batch of samples that teach nothing can do without a backward pass.
-            teaching = [sample for sample in kept if sample.advantage_T.any()]
-            idle = [sample for sample in members if self._left_out(sample) or not sample.advantage_T.any()]
+            teaching = [sample for sample in kept if self._terms.on or sample.advantage_T.any()]
+            idle = [s for s in members if self._left_out(s) or not (self._terms.on or s.advantage_T.any())]
             budget = self._config.tokens_per_microbatch
             counts = Counts(max(1, len(kept)), max(1, sum(len(s.advantage_T) for s in kept)), self._constant)
             batches = pack(teaching, budget, temperature) + pack(idle, budget, temperature)
@@ -203,25 +215,27 @@ class PolicyLearner:
 
     @torch.no_grad()
     def _forward(self, batch: Batch, watch: Watch | None) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._logprobs(batch, watch)
+        return self._logprobs(batch, watch)[:2]
 
-    def _logprobs(self, batch: Batch, watch: Watch | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities under the truncation of sampling, and entropies.
+    def _logprobs(self, batch: Batch, watch: Watch | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Log-probabilities under the truncation of sampling, entropies, and the hidden states of both.
 
         The mass kept by top-k / top-p / min-p is the one recorded by the engine: exact for the policy that sampled, taken as a
         constant while theta moves within the update.
         """
-        logprob_C, entropy_C = token_logprobs(self._model, batch, self._config.logit_chunk, watch)
-        return logprob_C - batch.kept_logmass_C.to(logprob_C), entropy_C
+        spread = self._terms.entropy > 0
+        logprob_C, entropy_C, hidden_CE = token_pass(self._model, batch, self._config.logit_chunk, watch, spread)
+        return logprob_C - batch.kept_logmass_C.to(logprob_C), entropy_C, hidden_CE
 
     def _learn(self, batch: Batch, counts: Counts, old_C: torch.Tensor | None, watch: Watch | None) -> _Pass:
         """One micro-batch's share of the mini-batch's loss, its gradient added to the weights' gradients."""
-        active_C = batch.advantage_C != 0
+        kept_C = torch.ones_like(batch.advantage_C, dtype=torch.bool)
         if self._config.mask_truncated:
-            active_C &= ~batch.truncated_S[batch.sequence_C]
-        learns = bool(active_C.any())
+            kept_C = ~batch.truncated_S[batch.sequence_C]
+        active_C = kept_C & (batch.advantage_C != 0)
+        learns = bool((kept_C if self._terms.on else active_C).any())
         with torch.set_grad_enabled(learns):
-            theta_C, entropy_C = self._logprobs(batch, watch)
+            theta_C, entropy_C, hidden_CE = self._logprobs(batch, watch)
             old_C = theta_C.detach() if old_C is None else old_C
             advantage_C = torch.where(active_C, batch.advantage_C, 0.0).to(theta_C)
             terms = SURROGATES[self._algorithm.surrogate](theta_C, old_C, advantage_C, batch.sequence_C, self._bounds)
@@ -231,7 +245,12 @@ class PolicyLearner:
             weight_C = weight_C * correct(old_C, rollout_C, batch.sequence_C, self._bounds)
             # 1 but for tokens that followed an old answer in mode `lossy`
             weight_C = weight_C * batch.weight_C.to(theta_C)
-            loss = (weight_C * terms.loss_C).sum()
+            loss, found = (weight_C * terms.loss_C).sum(), dict[str, tuple[float, torch.Tensor]]()
+            if self._terms.on:
+                found = self._beside(batch, theta_C, old_C, entropy_C, hidden_CE)
+                # Corrections are of the surrogate; what reference and teacher say holds wherever the policy came to.
+                share_C = AGGREGATIONS[self._algorithm.aggregation](batch.sequence_C, counts) * batch.weight_C * kept_C
+                loss = loss + sum(factor * (share_C.to(value_C) * value_C).sum() for factor, value_C in found.values())
         if not torch.isfinite(loss):
             raise NonFiniteError(
                 f"policy update: the loss of a micro-batch of {len(batch.truncated_S)} sequences is {loss.item()}; no step was "
@@ -239,4 +258,15 @@ class PolicyLearner:
             )
         if learns:
             loss.backward()
-        return _Pass(loss.item(), learns, theta_C.detach(), entropy_C, terms.ratio_C, terms.clipped_C)
+        values = {name: value_C.detach() for name, (_, value_C) in found.items()}
+        return _Pass(loss.item(), learns, theta_C.detach(), entropy_C.detach(), terms.ratio_C, terms.clipped_C, values)
+
+    def _beside(
+        self, batch: Batch, theta_C: torch.Tensor, old_C: torch.Tensor, entropy_C: torch.Tensor, hidden_CE: torch.Tensor
+    ) -> dict[str, tuple[float, torch.Tensor]]:
+        """The terms in the loss, of laws without truncation: by name, the coefficient and the value a token."""
+        kept_C = batch.kept_logmass_C.to(theta_C)
+        student = Head(hidden_CE, self._model.get_parameter("lm_head.weight"))
+        return in_loss(
+            self._terms, batch, theta_C + kept_C, old_C + kept_C, entropy_C, student, self._config.logit_chunk
+        )

@@ -33,10 +33,22 @@ class Watch(Protocol):
 def token_logprobs(
     model: PreTrainedModel, batch: Batch, logit_chunk: int, watch: Watch | None = None
 ) -> tuple[Float[torch.Tensor, "C"], Float[torch.Tensor, "C"]]:
-    """Log-probability of each completion token and entropy (nats) of its distribution, at the batch's temperature.
+    """The first two of `token_pass`, the entropy without gradient."""
+    return token_pass(model, batch, logit_chunk, watch)[:2]
+
+
+def token_pass(
+    model: PreTrainedModel,
+    batch: Batch,
+    logit_chunk: int,
+    watch: Watch | None = None,
+    entropy_gradient: bool = False,
+) -> tuple[Float[torch.Tensor, "C"], Float[torch.Tensor, "C"], Float[torch.Tensor, "C E"]]:
+    """Log-probability of each completion token and entropy (nats) of its distribution, at the batch's temperature; and the hidden states that
+    the head reads them from.
 
     Temperature only, no truncation; temperature 0 is read as 1, as in `Rollout.logprob_T`. float32, or float64 for a float64
-    model. The log-probabilities carry gradients, the entropy does not. `logit_chunk`: completion tokens whose logits
+    model. The log-probabilities and the hidden states carry gradients, the entropy where `entropy_gradient`. `logit_chunk`: completion tokens whose logits
     are held at once. `batch` must lie on the model's device. `watch` looks on, and changes no bit of either or of their gradients.
     Raises ModelError if the model does not use packed attention.
     """
@@ -44,23 +56,26 @@ def token_logprobs(
     hidden_NE, tap_NE = packed_pass(model, batch.token_N, batch.position_N, batch.start_S, taps)
     weight_VE = model.get_parameter("lm_head.weight")
     show = None if watch is None else (lambda part, logp_cV: watch.laws(batch, part, logp_cV))
-    result = _HeadLogprob.apply(
-        hidden_NE.index_select(0, batch.predict_C),
+    hidden_CE = hidden_NE.index_select(0, batch.predict_C)
+    logprob_C, entropy_C = _HeadLogprob.apply(
+        hidden_CE,
         weight_VE,
         batch.target_C,
         batch.temperature or 1.0,
         logit_chunk,
         show,
+        entropy_gradient,
     )
     if watch is not None:
         watch.states(batch, tap_NE)
-    return result
+    return logprob_C, entropy_C, hidden_CE
 
 
 class _HeadLogprob(torch.autograd.Function):
     """Language-model head and log-softmax together, chunk by chunk; the backward pass computes the logits again.
 
-    d logprob_i / d logit_iv = ([v = target_i] - p_iv), so nothing of a chunk needs keeping but its log-normaliser.
+    d logprob_i / d logit_iv = ([v = target_i] - p_iv) and d entropy_i / d logit_iv = -p_iv (log p_iv + entropy_i), so nothing of a chunk needs
+    keeping but its log-normaliser and its entropy.
     """
 
     @staticmethod
@@ -72,6 +87,7 @@ class _HeadLogprob(torch.autograd.Function):
         temperature: float,
         chunk: int,
         show: Callable[[slice, torch.Tensor], None] | None,
+        entropy_gradient: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         dtype = torch.promote_types(hidden_CE.dtype, torch.float32)
         logprob_C = hidden_CE.new_empty(len(target_C), dtype=dtype)
@@ -84,24 +100,29 @@ class _HeadLogprob(torch.autograd.Function):
             if show is not None:
                 show(part, surprise_cV)
             entropy_C[part] = -(torch.exp(surprise_cV).mul_(surprise_cV)).sum(dim=1)
-        ctx.save_for_backward(hidden_CE, weight_VE, target_C, norm_C)
-        ctx.temperature, ctx.chunk = temperature, chunk
-        ctx.mark_non_differentiable(entropy_C)
+        ctx.save_for_backward(hidden_CE, weight_VE, target_C, norm_C, entropy_C)
+        ctx.temperature, ctx.chunk, ctx.entropy_gradient = temperature, chunk, entropy_gradient
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy_C)
         return logprob_C, entropy_C
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None, None]:
-        scaled_C = gradients[0] / ctx.temperature
-        hidden_CE, weight_VE, target_C, norm_C = ctx.saved_tensors
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None, None, None]:
+        scaled_C, spread_C = (gradient / ctx.temperature for gradient in gradients)
+        hidden_CE, weight_VE, target_C, norm_C, entropy_C = ctx.saved_tensors
         hidden_grad_CE, weight_grad_VE = torch.empty_like(hidden_CE), torch.zeros_like(weight_VE)
         for part in _parts(len(target_C), ctx.chunk):
             slope_cV = _logits(hidden_CE[part], weight_VE, ctx.temperature)
-            slope_cV.sub_(norm_C[part, None]).exp_().mul_(-scaled_C[part, None])
+            slope_cV.sub_(norm_C[part, None])
+            pull_cV = scaled_C[part, None]
+            if ctx.entropy_gradient:
+                pull_cV = pull_cV + spread_C[part, None] * (slope_cV + entropy_C[part, None])
+            slope_cV.exp_().mul_(-pull_cV)
             slope_cV.scatter_add_(1, target_C[part, None], scaled_C[part, None])
             slope_cV = slope_cV.to(weight_VE.dtype)
             hidden_grad_CE[part] = slope_cV @ weight_VE
             weight_grad_VE.addmm_(slope_cV.T, hidden_CE[part])
-        return hidden_grad_CE, weight_grad_VE, None, None, None, None
+        return hidden_grad_CE, weight_grad_VE, None, None, None, None, None
 
 
 def _parts(count: int, chunk: int) -> list[slice]:

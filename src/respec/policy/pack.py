@@ -46,6 +46,7 @@ def lay_out(
     kept_logmass: Sequence[np.ndarray] = (),
     weight: Sequence[np.ndarray] = (),
     truncated: Sequence[bool] = (),
+    reference: Sequence[np.ndarray] = (),
 ) -> Batch:
     """One batch of the sequences prompt + completion, in the order given; weights default to one, other numbers per completion token to zero."""
     prompt_S = np.array([len(prompt) for prompt in prompts])
@@ -74,6 +75,7 @@ def lay_out(
         weight_C=per_token(weight, 1.0),
         temperature=temperature,
         truncated_S=torch.tensor(truncated or [False] * len(prompt_S)),
+        reference_C=per_token(reference),
     )
 
 
@@ -98,5 +100,6 @@ def _lay_out(samples: Sequence[Sample], temperature: float) -> Batch:
         kept_logmass=[rollout.kept_logmass_T for rollout in rollouts],
         weight=[np.ones(len(r.token_T)) if r.weight_T is None else r.weight_T for r in rollouts],
         truncated=[rollout.truncated for rollout in rollouts],
+        reference=[s.reference_T if s.reference_T is not None else np.zeros(len(s.advantage_T)) for s in samples],
     )
     return dataclasses.replace(batch, key_S=tuple(rollout.key for rollout in rollouts))

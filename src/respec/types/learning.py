@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -17,21 +17,25 @@ class ScoredRollout:
     """A rollout with its reward. Made by `tasks.reward`, read by advantages.
 
     `reward` is the weighted sum of the applicable parts in `part`; a part that was not applicable is None.
-    `fell_back` names the reward functions that failed here and were replaced by their configured fallback value.
+    `fell_back` names the reward functions that failed here and were replaced by their configured fallback value. `token_reward_T` is what
+    each token is rewarded with besides (a KL to a reference; None: nothing); it is not in `reward`, which is of the whole completion.
     """
 
     rollout: Rollout
     reward: float
     part: Mapping[str, float | None]
     fell_back: tuple[str, ...] = ()
+    token_reward_T: Float32[np.ndarray, "T"] | None = None
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A scored rollout with the advantage of each token. Made by `policy.advantages`, read by `policy.pack`."""
+    """A scored rollout with the advantage of each token, and its log-probability under the reference where the loss holds the policy to one.
+    Made by `policy.advantages`, read by `policy.pack`."""
 
     scored: ScoredRollout
     advantage_T: Float32[np.ndarray, "T"]
+    reference_T: Float32[np.ndarray, "T"] | None = None
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ class Batch:
     N tokens of S sequences; C of them are completion tokens. `predict_C[i]` is the index in 0..N-1 of the token whose
     hidden state predicts completion token i; `sequence_C[i]` says which of the S sequences it belongs to. Log-probabilities are
     named after three policies, always: `rollout` (what sampled, truncation included), `old` (before the step), and the one being
-    trained, `theta`, which the learner computes. `weight_C` multiplies each token's loss. `key_S`: the rollouts' canonical keys.
+    trained, `theta`, which the learner computes. `weight_C` multiplies each token's loss. `reference_C`: log-probabilities under the
+    reference, 0 where there is none. `key_S`: the rollouts' canonical keys.
     """
 
     token_N: Int[torch.Tensor, "N"]
@@ -56,12 +61,14 @@ class Batch:
     weight_C: Float[torch.Tensor, "C"]
     temperature: float
     truncated_S: Bool[torch.Tensor, "S"]
+    reference_C: Float[torch.Tensor, "C"]
     key_S: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True)
 class UpdateStats:
-    """What one `policy.learner.update` did. Means over completion tokens unless the name says otherwise."""
+    """What one `policy.learner.update` did. Means over completion tokens unless the name says otherwise. `term`: by name, the mean of each
+    term beside the surrogate."""
 
     loss: float
     grad_norm: float
@@ -74,6 +81,7 @@ class UpdateStats:
     tokens: int
     minibatches: int
     wall_s: float
+    term: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
