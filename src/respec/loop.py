@@ -16,7 +16,7 @@ import torch
 from respec.config import Config
 from respec.errors import ConfigError
 from respec.models.load import load_policy
-from respec.naming import Generated, evaluation, metrics_of
+from respec.naming import Generated, evaluation, metrics_of, supplied
 from respec.online import OnlineLearner, online_learner, share_of
 from respec.policy.advantages import advantages
 from respec.policy.learner import PolicyLearner
@@ -32,7 +32,6 @@ from respec.report.surprise import Surprise, recorded, surprise
 from respec.resume import begin, record_start, save, take_up
 from respec.stages import (
     Stages,
-    asks_of_step,
     build,
     decisions_of,
     estimate_idle,
@@ -43,6 +42,7 @@ from respec.stages import (
     remember,
     to_know,
 )
+from respec.supply import Supply
 from respec.tasks.reward import RewardWorker
 from respec.tasks.task import load_task
 from respec.types import Ask, RoundRecord, ScoredRollout
@@ -75,11 +75,12 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
             for note in (*run.notes, *to_know(config, task)):
                 view.say(note)
             learner = PolicyLearner(policy, config.policy, config.run.steps, config.rollout.max_new_tokens)
+            supply = Supply(config, task.train, view.say)
             checkpoint = latest_checkpoint(run.path, view.say)
-            step, earlier_s, drafter_state = take_up(run, checkpoint, policy, learner, view)
+            step, earlier_s, drafter_state = take_up(run, checkpoint, policy, learner, supply, view)
             if checkpoint is None:
                 begin(config, policy, task, view)
-                save(run, policy, learner, None, 0, view)
+                save(run, policy, learner, supply, None, 0, view)
             stages = build(config, policy, task, reward, view, version=step)
             remember(stages, run)
             online = online_learner(config, policy, stages.engine, stages.planner, view.say, drafter_state)
@@ -90,7 +91,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
             saved_at, finished = time.monotonic(), step >= config.run.steps
             while not finished and not stop():
                 step += 1
-                metrics, scored, rounds = _step(stages, learner, online, step, tokens)
+                metrics, scored, rounds = _step(stages, learner, supply, online, step, tokens)
                 tokens = metrics["tokens/total"]
                 finished = step == config.run.steps
                 if finished or _every(config.eval.every, step):
@@ -105,7 +106,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 minutes = (time.monotonic() - saved_at) / 60
                 due = _every(config.checkpoint.every_steps, step) or 0 < config.checkpoint.every_minutes <= minutes
                 if finished or due or stop():
-                    save(run, policy, learner, online, step, view)
+                    save(run, policy, learner, supply, online, step, view)
                     keep_controller(stages, run)
                     saved_at = time.monotonic()
             view.phase("report")
@@ -117,18 +118,19 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
 
 
 def _step(
-    stages: Stages, learner: PolicyLearner, online: OnlineLearner | None, step: int, tokens_before: float
+    stages: Stages,
+    learner: PolicyLearner,
+    supply: Supply,
+    online: OnlineLearner | None,
+    step: int,
+    tokens_before: float,
 ) -> tuple[dict[str, float], tuple[ScoredRollout, ...], tuple[RoundRecord, ...]]:
     """One RL step; the order of the stages is the picture at the top."""
     config, view, began = stages.config, stages.view, time.perf_counter()
-    asks = asks_of_step(stages.task.train, config, step)
-    made = _rollouts(stages, asks, step)
-    scored_at = time.perf_counter()
-    view.phase("reward")
-    scored = stages.reward.score(made.rollout_R)
-    reward_s = time.perf_counter() - scored_at
-    view.phase("training", len(scored))
-    samples = advantages(scored, resolve(config.policy).estimator)
+    drawn = supply.draw(lambda asks: _rollouts(stages, asks, step))
+    made, scored = drawn.made, drawn.made.scored_R
+    samples = supply.spend(advantages(drawn.kept, resolve(config.policy).estimator), drawn, step)
+    view.phase("training", len(samples))
     watch = online.watch(samples, step) if online is not None else None
     update = learner.update(samples, config.rollout.temperature, lambda done, _: view.advance(done), watch)
     distilled = online.update(watch, step) if online is not None and watch is not None else {}
@@ -138,8 +140,8 @@ def _step(
     learn_histories(stages.engine, made.rollout_R)
     ended = time.perf_counter()
     own = surprise(made.rollout_R, config.rollout.sampling())
-    metrics = metrics_of(made, scored, update, stages.reward.names, own) | distilled | share_of(distilled, ended - began) | {
-        "time/reward_s": reward_s, "time/weights_s": ended - swapped_at, "time/step_s": ended - began,
+    metrics = metrics_of(made, scored, update, stages.reward.names, own) | distilled | share_of(distilled, ended - began) | supplied(supply.counts) | {
+        "time/reward_s": made.reward_s, "time/weights_s": ended - swapped_at, "time/step_s": ended - began,
         "time/training_s": update.wall_s - (watch.wall_s if watch is not None else 0.0),
         "tokens/total": tokens_before + made.stats.tokens, "drafter/alarms": float(len(stages.planner.take_alarms())),
     }  # fmt: skip
@@ -147,7 +149,7 @@ def _step(
 
 
 def _rollouts(stages: Stages, asks: Sequence[Ask], step: int) -> Generated:
-    """The step's rollouts; on comparison steps, once more by plain decoding, first or second in turn.
+    """The rollouts of a step's draw, scored; on comparison steps, once more by plain decoding, first or second in turn.
 
     Fair by construction: drafts come from histories that are added to only after both passes, so neither sees the other's output.
     """
@@ -159,13 +161,17 @@ def _rollouts(stages: Stages, asks: Sequence[Ask], step: int) -> Generated:
     rollouts, stats = generate(stages, asks, sampling, "generation")
     if compare and not plain_first:
         plain = generate(stages, asks, sampling, "comparison", plain=True)
+    scored_at = time.perf_counter()
+    stages.view.phase("reward")
+    scored = stages.reward.score(rollouts)
+    reward_s = time.perf_counter() - scored_at
     if plain is None:
-        return Generated(rollouts, stats, None, None)
+        return Generated(scored, stats, None, None, reward_s)
     same = all(
         np.array_equal(a.token_T, b.token_T) and np.array_equal(a.logprob_T, b.logprob_T)
         for a, b in zip(rollouts, plain[0], strict=True)
     )
-    return Generated(rollouts, stats, plain[1], same if config.speculation.mode == "matching" else None)
+    return Generated(scored, stats, plain[1], same if config.speculation.mode == "matching" else None, reward_s)
 
 
 def _every(k: int, step: int) -> bool:

@@ -75,13 +75,13 @@ def build(config: Config, policy: Policy, task: Task, reward: RewardWorker, view
     return Stages(config, policy, task, engine, Sentinel(planner, engine.drafters, view.say, first), reward, view)
 
 
-def asks_of_step(train: Sequence[Prompt], config: Config, step: int) -> tuple[Ask, ...]:
-    """The prompts of step 1, 2, ...: a walk through permutations of the rows, one an epoch, drawn from the run's seed.
+def asks_from(train: Sequence[Prompt], config: Config, first: int, count: int) -> tuple[Ask, ...]:
+    """`count` asks from place `first` on of a walk through permutations of the rows, one an epoch, drawn from the run's seed.
 
-    `draw` is the epoch: a pure function of the step, so a resumed run asks the same.
+    `draw` is the epoch: a pure function of the place, so a resumed run asks the same.
     """
-    first, asks = (step - 1) * config.rollout.prompts_per_step, []
-    for place in range(first, first + config.rollout.prompts_per_step):
+    asks = []
+    for place in range(first, first + count):
         epoch, index = divmod(place, len(train))
         order = np.random.Generator(np.random.Philox(key=[config.run.seed, epoch])).permutation(len(train))
         asks.append(Ask(train[order[index]], Stream.TRAIN, epoch, config.rollout.group_size))
