@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from respec.config import Config
+from respec.entropy import probe, warnings
 from respec.models.load import Policy
 from respec.naming import evaluation
 from respec.online import OnlineLearner
@@ -67,6 +68,10 @@ def record_start(stages: Stages, run: RunDir) -> None:
     """Step 0: the policy before RL, evaluated."""
     began = time.perf_counter()
     metrics = evaluation(stages, 0, final=True)
+    if (probed := probe(stages)) is not None:
+        metrics["warmup/entropy"] = probed.mean_entropy
+        for line in warnings("the warmed-up policy", probed, stages.config.warmup.entropy_floor):
+            stages.view.say(line)
     metrics |= {"time/step_s": time.perf_counter() - began, "tokens/total": 0.0}
     run.write_step(0, checked(metrics))
     stages.view.step(0, metrics)

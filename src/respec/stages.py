@@ -103,13 +103,13 @@ def generate(
     return stages.engine.rollout(asks, sampling, PLAIN if plain else stages.planner.under(sampling), show)
 
 
-def evaluate(stages: Stages, prompts: Sequence[Prompt]) -> EvalResult:
-    """One completion a held-out prompt, under evaluation's own sampling, on the eval stream.
+def evaluate(stages: Stages, prompts: Sequence[Prompt], sampling: Sampling | None = None) -> EvalResult:
+    """One completion a held-out prompt, under `sampling` (None: evaluation's own), on the eval stream.
 
     An item counts as right when its first reward gives 1 or more (a scorer's partial credit does not count).
     """
     began = time.perf_counter()
-    sampling = stages.config.eval_sampling()
+    sampling = sampling or stages.config.eval_sampling()
     asks = [Ask(prompt, Stream.EVAL, 0, 1) for prompt in prompts]
     rollouts, _ = generate(stages, asks, sampling, "evaluation")
     scored = stages.reward.score(rollouts)

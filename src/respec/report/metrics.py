@@ -107,6 +107,7 @@ METRICS: dict[str, Metric] = {
         "alarms", "count", "draft weights refused at the door, and collapses of acceptance seen after a swap"
     ),
     "warmup/loss": Metric("nats", "mean over solution tokens", "supervised loss on worked solutions"),
+    "warmup/entropy": Metric("nats", "mean over tokens", "entropy after the warm-up, under training's sampling"),
     "time/generation_s": Metric("s", "sum", "rollouts: prefill, drafts, verification"),
     "time/prefill_s": Metric("s", "sum", "part of generation: prompts"),
     "time/draft_s": Metric("s", "sum", "part of generation: proposing tokens"),
