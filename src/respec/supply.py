@@ -60,7 +60,7 @@ class Supply:
         The filter sees rewards without the overlong penalty, which tells answers apart that are all right or all wrong.
         """
         config, size = self._config.collect, self._config.rollout.prompts_per_step
-        found = collect(self._ask, generate, self._stays, self._missing, size, config.max_draws)
+        found = collect(self._ask, generate, self._stays, self._missing, self._first(), size, config.max_draws)
         if not found.enough and config.max_draws > 1:
             self._say(
                 f"{len(found.draws)} draws left {len(found.kept)} of {len(found.groups)} groups to learn from, too few for a step; it goes on "
@@ -118,6 +118,12 @@ class Supply:
     def _ask(self, count: int) -> tuple[Ask, ...]:
         self._cursor += count
         return asks_from(self._train, self._config, self._cursor - count, count)
+
+    def _first(self) -> int:
+        """prompts_per_step, less the share of the budget that is there already: else what waits would grow, and all be old."""
+        size = self._config.rollout.prompts_per_step
+        there = tokens_of(self._waiting) / self._budget if self._budget else 0.0
+        return max(1, math.ceil(size * (1 - there)))
 
     def _stays(self, groups: Sequence[Group]) -> Sequence[bool]:
         rewards = [np.array([item.reward for item in group], np.float64) for group in groups]

@@ -17,7 +17,7 @@ OLD = [-1.2, -0.3, -2.5, -0.9, -1.7, -0.1]
 ADVANTAGE = [0.8, -0.4, 1.5, -1.1, -2.0, 0.6]
 ROLLOUT = [-1.1, -1.4, -2.5, -0.95, -1.5, -0.2]
 BOUNDS = Bounds(clip_low=0.2, clip_high=0.3, correction_cap=2.0)
-COUNTS = Counts(sequences=3, tokens=6, constant=10)
+COUNTS = Counts(sequences=3, tokens=6, constant=10, budget=8)
 
 
 LENGTH = [3, 3, 3, 1, 2, 2]
@@ -56,6 +56,8 @@ def reference_weight(aggregation: str, i: int) -> float:
         return 1 / 3 / LENGTH[i]
     if aggregation == "token_mean":
         return 1 / 6
+    if aggregation == "budget":
+        return 1 / 8
     return 1 / 3 / 10
 
 

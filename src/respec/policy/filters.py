@@ -9,6 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float64
 
+# 7 % of 100 groups are 7, of which floating point makes a little more.
+ROUNDING = 1e-9
+
 Rewards = Float64[np.ndarray, "G"]
 
 
@@ -32,8 +35,10 @@ def with_spread(reward_PG: Sequence[Rewards], share: float) -> Bool[np.ndarray, 
 
 def of_most_spread(reward_PG: Sequence[Rewards], share: float) -> Bool[np.ndarray, "P"]:
     """The `share` of the groups, rounded up, whose rewards deviate most; of equal ones the earlier (StarPO-S, arXiv 2504.20073)."""
-    order = np.argsort([-reward_G.std() for reward_G in reward_PG], kind="stable")
-    return np.isin(np.arange(len(order)), order[: math.ceil(share * len(order))])
+    # equal rewards deviate by exactly nothing, though their mean need not be one of them in floating point
+    deviation_P = np.array([reward_G.std() * (np.ptp(reward_G) != 0) for reward_G in reward_PG])
+    kept = math.ceil(share * len(reward_PG) - ROUNDING)
+    return np.isin(np.arange(len(reward_PG)), np.argsort(-deviation_P, kind="stable")[:kept])
 
 
 FILTERS: dict[str, Filter] = {

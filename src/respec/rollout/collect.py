@@ -42,15 +42,16 @@ def collect(
     draw: Callable[[Sequence[Ask]], D],
     keep: Callable[[Sequence[Group]], Sequence[bool]],
     missing: Callable[[Sequence[Group]], int],
+    first: int,
     size: int,
     max_draws: int,
 ) -> Collected[D]:
-    """Asks for `size` prompts and draws them; and for more while groups are missing, `max_draws` times in all.
+    """Asks for `first` prompts and draws them; and for more while groups are missing, `max_draws` times in all.
 
     `ask(n)` gives the walk's next n asks; `keep` says which of all groups so far are learned from, `missing` how many are wanted beside
     those kept. A further draw asks for as many prompts as should do, by the share kept so far, at most `size`.
     """
-    draws, groups, wanted = list[D](), list[Group](), size
+    draws, groups, wanted = list[D](), list[Group](), first
     while True:
         asks = ask(wanted)
         draws.append(draw(asks))
