@@ -70,7 +70,7 @@ class Supply:
         made = sum(found.draws[1:], start=found.draws[0])
         self._counts = Supplied(
             draws=len(found.draws), groups=len(found.groups), dropped_groups=len(found.groups) - len(kept),
-            dropped_tokens=made.stats.tokens - sum(_length(item) for item in chain(*kept)),
+            dropped_tokens=_tokens(made.scored_R) - _tokens(chain(*kept)),
         )  # fmt: skip
         shaped = self._shaped(made.scored_R)
         chosen = {item.rollout.key for item in chain(*kept)}
@@ -133,7 +133,7 @@ class Supply:
         """Groups still wanted; tokens still wanted are counted in groups of the mean length."""
         size = self._config.rollout.prompts_per_step
         groups = size - len(kept) if FILTERS[self._filter].redraws else 0
-        tokens = sum(_length(item) for item in chain(*kept) if self._trained(item.rollout))
+        tokens = _tokens(item for item in chain(*kept) if self._trained(item.rollout))
         lacking = self._budget - tokens_of(self._waiting) - tokens
         return groups if lacking <= 0 else max(groups, math.ceil(lacking * len(kept) / tokens) if tokens else size)
 
@@ -150,8 +150,8 @@ class Supply:
         return penalized(scored, self._longest, config.overlong_cache, config.overlong_weight)
 
 
-def _length(item: ScoredRollout) -> int:
-    return len(item.rollout.token_T)
+def _tokens(scored: Iterable[ScoredRollout]) -> int:
+    return sum(len(item.rollout.token_T) for item in scored)
 
 
 def _age(sample: Sample, step: int) -> int:

@@ -24,7 +24,8 @@ def entropy(
 ) -> None:
     """Rank warm-up checkpoints by token entropy, and warn of those under a floor: RL learns by what it can choose between.
 
-    Example: respec warmup examples/smollm2.toml --checkpoints 4 --to models/warm
+    The checkpoints are those of `respec warmup --checkpoints 4 --to models/warm`.
+
     Example: respec entropy models/warm/step-* models/warm --config examples/smollm2.toml
     """
     from respec.config import load_config
