@@ -38,14 +38,15 @@ def sharp(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_models_are_ranked_by_entropy_and_the_certain_one_is_warned_of(sharp: Path) -> None:
-    done = CliRunner().invoke(
-        app, ["entropy", str(sharp), "builtin:demo", "--config", str(DEMO), "--items", "8", *words()]
-    )
+    asked = ["--config", str(DEMO), "--items", "8", "--floor", "0.14", *words()]
+    done = CliRunner().invoke(app, ["entropy", str(sharp), "builtin:demo", *asked])
     assert done.exit_code == 0, done.output
-    rows = [line for line in done.output.splitlines() if line.strip()[:1] in "12" and "tokens" in line]
-    assert "builtin:demo" in rows[0] and "sharp" in "".join(done.output.splitlines()[-6:])
-    warned = [line for line in done.output.splitlines() if line.startswith("warning:")]
-    assert len(warned) == 1 and "sharp" in warned[0] and "under the floor of 0.05" in warned[0]
+    lines = done.output.splitlines()
+    first, second = (next(line for line in lines if line.startswith(f" {place} ")) for place in (1, 2))
+    assert "builtin:demo" in first and "builtin:demo" not in second
+    assert float(first.split()[2]) > 0.14 > float(second.split()[2]) > 0
+    warned = [line for line in lines if line.startswith("warning:")]
+    assert len(warned) == 1 and str(sharp) in warned[0] and "under the floor of 0.14" in warned[0]
 
 
 def test_the_warning_is_at_the_floor() -> None:

@@ -7,8 +7,10 @@ import math
 import pytest
 import torch
 
+from respec.config import PolicyConfig
 from respec.policy.corrections import CORRECTIONS
 from respec.policy.losses import AGGREGATIONS, SURROGATES, Bounds, Counts
+from respec.policy.presets import bounds_of
 
 # Three sequences of 3, 1 and 2 tokens. Ratios theta / old: 1.6, 0.5, 1.0, 1.1, 0.75, 1.35.
 SEQUENCE = [0, 0, 0, 1, 2, 2]
@@ -124,6 +126,21 @@ def test_golden_number_of_grpo() -> None:
     loss = (AGGREGATIONS["sequence_mean"](torch.tensor(SEQUENCE), COUNTS) * terms.loss_C).sum()
     assert loss.item() == pytest.approx((-0.74 + 1.21 + 0.41) / 3, rel=1e-12)
     assert terms.clipped_C.tolist() == [True, True, False, False, True, True]
+
+
+def test_golden_number_of_dapo() -> None:
+    # Held at 1.28 * 0.8 and 1.28 * 0.6, at 0.8 * -0.4 and 0.8 * -2, free 1.5 and 1.1 * -1.1, over six tokens.
+    old_C = torch.tensor(OLD, dtype=torch.float64)
+    theta_C = (old_C + torch.tensor(RATIO, dtype=torch.float64).log()).requires_grad_()
+    bounds = bounds_of(PolicyConfig(algorithm="dapo"))
+    terms = SURROGATES["ppo_clip"](
+        theta_C, old_C, torch.tensor(ADVANTAGE, dtype=torch.float64), torch.tensor(SEQUENCE), bounds
+    )
+    loss = (AGGREGATIONS["token_mean"](torch.tensor(SEQUENCE), COUNTS) * terms.loss_C).sum()
+    loss.backward()
+    assert loss.item() == pytest.approx(-(1.024 - 0.32 + 1.5 - 1.21 - 1.6 + 0.768) / 6, rel=1e-12)
+    assert theta_C.grad is not None
+    assert theta_C.grad.tolist() == pytest.approx([0, 0, -1.5 / 6, 1.21 / 6, 0, 0], rel=1e-12)
 
 
 def test_truncated_importance_weights_are_capped() -> None:

@@ -37,7 +37,10 @@ def entropy(
     least = floor if floor is not None else settings.warmup.entropy_floor or NEARLY_CERTAIN
     with open_view("entropy", len(models)) as view:
         candidates = ranked(settings, models, items, view)
-    table = Table("", "model", "entropy (nats/token)", "accuracy", "length", box=None)
+    table = Table("", box=None)
+    table.add_column("model", overflow="fold")
+    for name in ("entropy (nats/token)", "accuracy", "length"):
+        table.add_column(name)
     for place, candidate in enumerate(candidates, 1):
         result = candidate.probe
         accuracy = f"{100 * result.accuracy:.1f} % ± {100 * result.standard_error:.1f}"
