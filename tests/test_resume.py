@@ -89,6 +89,31 @@ def test_in_lossy_mode_old_answers_are_followed_after_a_resume_too(tmp_path):
     assert json.loads((whole / "summary.json").read_text())["tokens_identical"] is None
 
 
+BUDGETED = (
+    "policy.algorithm=dapo", "policy.aggregation=budget", "policy.correction=tis", "policy.token_budget=250", "collect.overlong_cache=10",
+)  # fmt: skip
+
+
+def test_dynamic_sampling_and_a_budget_go_on_where_they_were(tmp_path):
+    """The walk through the data is ahead of what the steps alone tell, and samples wait; comparisons stay identical, draw by draw."""
+    whole, folder = tmp_path / "whole", tmp_path / "killed"
+    done = run(whole, *BUDGETED)
+    assert done.returncode == 0, done.stderr
+    kill_and_go_on(folder, 3, *BUDGETED)
+    ours, theirs = recorded(folder), recorded(whole)
+    assert ours == theirs
+    metrics = theirs[0][1:]
+    assert all(line["collect/dropped_groups"] > 0 for line in metrics) and any(
+        line["collect/draws"] > 1 for line in metrics
+    )
+    # what the run that went on from step 2 trained on in step 3 had waited in the checkpoint
+    assert metrics[1]["collect/left_tokens"] == metrics[2]["collect/carried_tokens"] > 0
+    assert all(line["policy/tokens"] == 250 for line in metrics)
+    assert json.loads((whole / "summary.json").read_text())["tokens_identical"] is True
+    one, other = (load_file(path / "checkpoints/000006/model.safetensors") for path in (folder, whole))
+    assert all((one[name] == other[name]).all() for name in one)
+
+
 def test_a_finished_run_stands_and_says_how_it_went(whole):
     summary = json.loads((whole / "summary.json").read_text())
     assert summary["finished"] and summary["tokens_identical"] is True and summary["steps"] == 6

@@ -18,7 +18,7 @@ from respec.anchors import Anchors
 from respec.config import Config
 from respec.errors import ConfigError
 from respec.models.load import load_policy
-from respec.naming import Generated, evaluation, fallen, metrics_of, of_terms
+from respec.naming import Generated, evaluation, fallen, metrics_of, of_terms, supplied
 from respec.online import OnlineLearner, online_learner, share_of
 from respec.policy.advantages import advantages
 from respec.policy.learner import PolicyLearner
@@ -34,7 +34,6 @@ from respec.report.surprise import Surprise, recorded, surprise
 from respec.resume import begin, record_start, save, take_up
 from respec.stages import (
     Stages,
-    asks_of_step,
     build,
     decisions_of,
     estimate_idle,
@@ -45,6 +44,7 @@ from respec.stages import (
     remember,
     to_know,
 )
+from respec.supply import Supply
 from respec.tasks.reward import RewardWorker
 from respec.tasks.task import load_task
 from respec.types import Ask, RoundRecord, ScoredRollout
@@ -80,13 +80,14 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
             learner = PolicyLearner(
                 policy, config.policy, config.run.steps, config.rollout.max_new_tokens, anchors.terms
             )
+            supply = Supply(config, task.train, view.say)
             checkpoint = latest_checkpoint(run.path, view.say)
-            step, earlier_s, drafter_state = take_up(run, checkpoint, policy, learner, view)
+            step, earlier_s, drafter_state = take_up(run, checkpoint, policy, learner, supply, view)
             if checkpoint is None:
                 begin(config, policy, task, view)
             anchors.settle(run.path, step)
             if checkpoint is None:
-                save(run, policy, learner, None, 0, view)
+                save(run, policy, learner, supply, None, 0, view)
             stages = build(config, policy, task, reward, view, version=step)
             remember(stages, run)
             online = online_learner(config, policy, stages.engine, stages.planner, view.say, drafter_state)
@@ -97,7 +98,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
             saved_at, finished = time.monotonic(), step >= config.run.steps
             while not finished and not stop():
                 step += 1
-                metrics, scored, rounds = _step(stages, learner, anchors, online, step, tokens)
+                metrics, scored, rounds = _step(stages, learner, anchors, supply, online, step, tokens)
                 tokens = metrics["tokens/total"]
                 finished = step == config.run.steps
                 if finished or _every(config.eval.every, step):
@@ -115,7 +116,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 due = _every(config.checkpoint.every_steps, step) or 0 < config.checkpoint.every_minutes <= minutes
                 if finished or due or stop():
                     anchors.keep(run.path)
-                    save(run, policy, learner, online, step, view)
+                    save(run, policy, learner, supply, online, step, view)
                     keep_controller(stages, run)
                     saved_at = time.monotonic()
             view.phase("report")
@@ -130,21 +131,19 @@ def _step(
     stages: Stages,
     learner: PolicyLearner,
     anchors: Anchors,
+    supply: Supply,
     online: OnlineLearner | None,
     step: int,
     tokens_before: float,
 ) -> tuple[dict[str, float], tuple[ScoredRollout, ...], tuple[RoundRecord, ...]]:
     """One RL step; the order of the stages is the picture at the top."""
     config, view, began = stages.config, stages.view, time.perf_counter()
-    asks = asks_of_step(stages.task.train, config, step)
-    made = _rollouts(stages, asks, step)
-    scored_at = time.perf_counter()
-    view.phase("reward")
-    scored = stages.reward.score(made.rollout_R)
-    reward_s = time.perf_counter() - scored_at
-    view.phase("training", len(scored))
-    scored, held = anchors.charge(scored)
-    samples, taught = anchors.teach(advantages(scored, resolve(config.policy).estimator))
+    drawn = supply.draw(lambda asks: _rollouts(stages, asks, step))
+    made, scored = drawn.made, drawn.made.scored_R
+    kept, held = anchors.charge(drawn.kept)
+    samples = supply.spend(advantages(kept, resolve(config.policy).estimator), drawn, step)
+    samples, taught = anchors.teach(samples)
+    view.phase("training", len(samples))
     watch = online.watch(samples, step) if online is not None else None
     update = learner.update(samples, config.rollout.temperature, lambda done, _: view.advance(done), watch)
     anchors.move(step)
@@ -156,8 +155,8 @@ def _step(
     ended = time.perf_counter()
     own = surprise(made.rollout_R, config.rollout.sampling())
     metrics = metrics_of(made, scored, update, stages.reward.names, own) | of_terms(update.term, held, taught)
-    metrics |= distilled | share_of(distilled, ended - began) | {
-        "time/reward_s": reward_s, "time/weights_s": ended - swapped_at, "time/step_s": ended - began,
+    metrics |= distilled | share_of(distilled, ended - began) | supplied(supply.counts) | {
+        "time/reward_s": made.reward_s, "time/weights_s": ended - swapped_at, "time/step_s": ended - began,
         "time/training_s": update.wall_s - (watch.wall_s if watch is not None else 0.0),
         "tokens/total": tokens_before + made.stats.tokens, "drafter/alarms": float(len(stages.planner.take_alarms())),
     }  # fmt: skip
@@ -165,7 +164,7 @@ def _step(
 
 
 def _rollouts(stages: Stages, asks: Sequence[Ask], step: int) -> Generated:
-    """The step's rollouts; on comparison steps, once more by plain decoding, first or second in turn.
+    """The rollouts of a step's draw, scored; on comparison steps, once more by plain decoding, first or second in turn.
 
     Fair by construction: drafts come from histories that are added to only after both passes, so neither sees the other's output.
     """
@@ -177,13 +176,17 @@ def _rollouts(stages: Stages, asks: Sequence[Ask], step: int) -> Generated:
     rollouts, stats = generate(stages, asks, sampling, "generation")
     if compare and not plain_first:
         plain = generate(stages, asks, sampling, "comparison", plain=True)
+    scored_at = time.perf_counter()
+    stages.view.phase("reward")
+    scored = stages.reward.score(rollouts)
+    reward_s = time.perf_counter() - scored_at
     if plain is None:
-        return Generated(rollouts, stats, None, None)
+        return Generated(scored, stats, None, None, reward_s)
     same = all(
         np.array_equal(a.token_T, b.token_T) and np.array_equal(a.logprob_T, b.logprob_T)
         for a, b in zip(rollouts, plain[0], strict=True)
     )
-    return Generated(rollouts, stats, plain[1], same if config.speculation.mode == "matching" else None)
+    return Generated(scored, stats, plain[1], same if config.speculation.mode == "matching" else None, reward_s)
 
 
 def _every(k: int, step: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -15,12 +16,47 @@ from respec.types import Rollout, RolloutStats, ScoredRollout, UpdateStats
 
 @dataclass(frozen=True)
 class Generated:
-    """One step's rollouts, and what a comparison with plain decoding showed (None when there was none, or none is promised to be equal)."""
+    """A draw's rollouts in canonical order, scored, and what a comparison with plain decoding showed (None when there was none, or none
+    is promised to be equal). Draws of one step add up."""
 
-    rollout_R: tuple[Rollout, ...]
+    scored_R: tuple[ScoredRollout, ...]
     stats: RolloutStats
     plain: RolloutStats | None
     identical: bool | None
+    reward_s: float = 0.0
+
+    @property
+    def rollout_R(self) -> tuple[Rollout, ...]:
+        return tuple(item.rollout for item in self.scored_R)
+
+    def __add__(self, other: Generated) -> Generated:
+        later = [_shifted(item, len(self.stats.round_R)) for item in other.scored_R]
+        return Generated(
+            tuple(sorted((*self.scored_R, *later), key=lambda item: item.rollout.key)),
+            self.stats + other.stats,
+            self.plain + other.plain if self.plain is not None and other.plain is not None else None,
+            self.identical and other.identical,
+            self.reward_s + other.reward_s,
+        )
+
+
+def _shifted(item: ScoredRollout, rounds: int) -> ScoredRollout:
+    """The rollout as drawn after so many other rounds of its step."""
+    rollout = dataclasses.replace(item.rollout, round_T=item.rollout.round_T + np.int32(rounds))
+    return dataclasses.replace(item, rollout=rollout)
+
+
+@dataclass(frozen=True)
+class Supplied:
+    """What became of a step's groups on the way to its samples. Tokens: carried from earlier steps, left for later ones, expired."""
+
+    draws: int = 0
+    groups: int = 0
+    dropped_groups: int = 0
+    dropped_tokens: int = 0
+    carried_tokens: int = 0
+    left_tokens: int = 0
+    expired_tokens: int = 0
 
 
 def metrics_of(
@@ -46,7 +82,7 @@ def metrics_of(
         "time/generation_s": stats.wall_s, "time/prefill_s": stats.prefill_s, "time/draft_s": stats.draft_s,
         "time/verify_s": stats.verify_s, "time/overhead_s": stats.overhead_s,
     }  # fmt: skip
-    for name in names:
+    for name in dict.fromkeys((*names, *scored[0].part)):
         parts = [item.part[name] for item in scored if item.part[name] is not None]
         if parts:
             metrics[f"reward/part/{name}"] = np.mean(np.array(parts, float))
@@ -87,6 +123,16 @@ def fallen(metrics: Mapping[str, float], before: float, floor: float) -> list[st
         f"the policy's entropy has fallen to {entropy:.3f} nats a token, under policy.entropy_floor ({floor}): it explores little by now. "
         "Raise policy.entropy_bonus or policy.clip_high, hold it to a reference, or lower policy.lr"
     ]
+def supplied(counts: Supplied | None) -> dict[str, float]:
+    """What filters and a budget of tokens did in a step, as metrics; none of a run without either."""
+    if counts is None:
+        return {}
+    return {
+        "collect/draws": float(counts.draws), "collect/groups": float(counts.groups),
+        "collect/dropped_groups": float(counts.dropped_groups), "collect/dropped_tokens": float(counts.dropped_tokens),
+        "collect/carried_tokens": float(counts.carried_tokens), "collect/left_tokens": float(counts.left_tokens),
+        "collect/expired_tokens": float(counts.expired_tokens),
+    }  # fmt: skip
 
 
 def evaluation(stages: Stages, step: int, final: bool) -> dict[str, float]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from respec.config import Config
+from respec.entropy import probe, warnings
 from respec.models.load import Policy
 from respec.naming import evaluation
 from respec.online import OnlineLearner
@@ -16,12 +17,13 @@ from respec.report.live import View
 from respec.report.metrics import checked
 from respec.report.run_dir import RunDir
 from respec.stages import Stages
+from respec.supply import Supply
 from respec.tasks.task import Task
 from respec.weights.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
 
 def take_up(
-    run: RunDir, checkpoint: Checkpoint | None, policy: Policy, learner: PolicyLearner, view: View
+    run: RunDir, checkpoint: Checkpoint | None, policy: Policy, learner: PolicyLearner, supply: Supply, view: View
 ) -> tuple[int, float, Mapping[str, Any] | None]:
     """Puts the run back to its last checkpoint; returns its step, the seconds spent until then and the drafter learner's state."""
     if checkpoint is None:
@@ -31,6 +33,7 @@ def take_up(
         return 0, 0.0, None
     state = load_checkpoint(checkpoint, policy)
     learner.load_state_dict(state)
+    supply.load_state_dict(state.get("supply", {}), checkpoint.step)
     last = run.last_step if run.last_step is not None else checkpoint.step
     run.cut_back(checkpoint.step)
     lost = (
@@ -65,16 +68,27 @@ def record_start(stages: Stages, run: RunDir) -> None:
     """Step 0: the policy before RL, evaluated."""
     began = time.perf_counter()
     metrics = evaluation(stages, 0, final=True)
+    if (probed := probe(stages)) is not None:
+        metrics["warmup/entropy"] = probed.mean_entropy
+        for line in warnings("the warmed-up policy", probed, stages.config.warmup.entropy_floor):
+            stages.view.say(line)
     metrics |= {"time/step_s": time.perf_counter() - began, "tokens/total": 0.0}
     run.write_step(0, checked(metrics))
     stages.view.step(0, metrics)
 
 
 def save(
-    run: RunDir, policy: Policy, learner: PolicyLearner, online: OnlineLearner | None, step: int, view: View
+    run: RunDir,
+    policy: Policy,
+    learner: PolicyLearner,
+    supply: Supply,
+    online: OnlineLearner | None,
+    step: int,
+    view: View,
 ) -> None:
     view.phase("checkpoint")
-    state = {**learner.state_dict(), **({"drafter": online.state_dict()} if online is not None else {})}
+    state = {**learner.state_dict(), "supply": supply.state_dict()}
+    state |= {"drafter": online.state_dict()} if online is not None else {}
     save_checkpoint(run.path, step, policy, state, {"step": step}, run.config.checkpoint.keep)
     if online is not None:
         online.save(run)

@@ -75,13 +75,13 @@ def build(config: Config, policy: Policy, task: Task, reward: RewardWorker, view
     return Stages(config, policy, task, engine, Sentinel(planner, engine.drafters, view.say, first), reward, view)
 
 
-def asks_of_step(train: Sequence[Prompt], config: Config, step: int) -> tuple[Ask, ...]:
-    """The prompts of step 1, 2, ...: a walk through permutations of the rows, one an epoch, drawn from the run's seed.
+def asks_from(train: Sequence[Prompt], config: Config, first: int, count: int) -> tuple[Ask, ...]:
+    """`count` asks from place `first` on of a walk through permutations of the rows, one an epoch, drawn from the run's seed.
 
-    `draw` is the epoch: a pure function of the step, so a resumed run asks the same.
+    `draw` is the epoch: a pure function of the place, so a resumed run asks the same.
     """
-    first, asks = (step - 1) * config.rollout.prompts_per_step, []
-    for place in range(first, first + config.rollout.prompts_per_step):
+    asks = []
+    for place in range(first, first + count):
         epoch, index = divmod(place, len(train))
         order = np.random.Generator(np.random.Philox(key=[config.run.seed, epoch])).permutation(len(train))
         asks.append(Ask(train[order[index]], Stream.TRAIN, epoch, config.rollout.group_size))
@@ -103,13 +103,13 @@ def generate(
     return stages.engine.rollout(asks, sampling, PLAIN if plain else stages.planner.under(sampling), show)
 
 
-def evaluate(stages: Stages, prompts: Sequence[Prompt]) -> EvalResult:
-    """One completion a held-out prompt, under evaluation's own sampling, on the eval stream.
+def evaluate(stages: Stages, prompts: Sequence[Prompt], sampling: Sampling | None = None) -> EvalResult:
+    """One completion a held-out prompt, under `sampling` (None: evaluation's own), on the eval stream.
 
     An item counts as right when its first reward gives 1 or more (a scorer's partial credit does not count).
     """
     began = time.perf_counter()
-    sampling = stages.config.eval_sampling()
+    sampling = sampling or stages.config.eval_sampling()
     asks = [Ask(prompt, Stream.EVAL, 0, 1) for prompt in prompts]
     rollouts, _ = generate(stages, asks, sampling, "evaluation")
     scored = stages.reward.score(rollouts)

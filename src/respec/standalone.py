@@ -12,7 +12,7 @@ from respec.adaptive import make_planner
 from respec.config import Config, ModelConfig, SpeculationConfig, TaskConfig
 from respec.drafting import make_drafters
 from respec.errors import ConfigError
-from respec.models.load import load_policy
+from respec.models.load import Policy, load_policy
 from respec.policy.warmup import warm_up
 from respec.report.live import View
 from respec.report.provenance import usable_cores
@@ -28,10 +28,10 @@ from respec.weights.publish import publish
 WARMED_UP = "warm-up"
 
 
-def warm_up_alone(config: Config, view: View, to: Path | None = None) -> dict[str, Any]:
+def warm_up_alone(config: Config, view: View, to: Path | None = None, checkpoints: int = 1) -> dict[str, Any]:
     """The `[warmup]` of a configuration, its policy evaluated before and after, and saved as a Hugging Face folder.
 
-    Saved to `to`, else to warmup.save_to, else beside the run folder. Raises ConfigError when the configuration asks for no steps.
+    With `checkpoints` n it is saved n times, evenly spaced, those before the last as step-... within the folder. Saved to `to`, else to warmup.save_to, else beside the run folder. Raises ConfigError when the configuration asks for no steps.
     """
     if not config.warmup.steps:
         raise ConfigError("warmup.steps is 0: there is nothing to do; set it, for example --set warmup.steps=500")
@@ -42,11 +42,16 @@ def warm_up_alone(config: Config, view: View, to: Path | None = None) -> dict[st
     pairs = task.worked(config.warmup.train_size)
     before = evaluate_alone(config, view, None)
     view.phase("warm-up", config.warmup.steps)
-    stats = warm_up(
-        policy, pairs, config.warmup, config.run.seed, lambda done, loss: view.advance(done, f"loss {loss:.3f}")
-    )
-    policy.model.save_pretrained(target)
-    policy.tokenizer.save_pretrained(target)
+    total = config.warmup.steps
+    between = {total * (i + 1) // checkpoints for i in range(checkpoints)} - {0, total}
+
+    def on_step(done: int, loss: float) -> None:
+        view.advance(done, f"loss {loss:.3f}")
+        if done in between:
+            _save(policy, target / f"step-{done:06d}")
+
+    stats = warm_up(policy, pairs, config.warmup, config.run.seed, on_step)
+    _save(policy, target)
     after = evaluate_alone(config, view, target)
     return {
         "steps": stats.steps, "first_loss": stats.first_loss, "last_loss": stats.last_loss, "tokens": stats.tokens,
@@ -54,8 +59,18 @@ def warm_up_alone(config: Config, view: View, to: Path | None = None) -> dict[st
     }  # fmt: skip
 
 
-def evaluate_alone(config: Config, view: View, model_path: Path | None) -> EvalResult:
-    """Held-out accuracy of `model_path` (None: the configuration's own model) on the configuration's task."""
+def _save(policy: Policy, folder: Path) -> None:
+    policy.model.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+
+
+def evaluate_alone(
+    config: Config, view: View, model_path: Path | str | None, sampling: Sampling | None = None, items: int = 0
+) -> EvalResult:
+    """Held-out accuracy of `model_path` (None: the configuration's own model) on the configuration's task.
+
+    `sampling` None is evaluation's own; `items` 0 takes eval.final_items of the held-out rows.
+    """
     if model_path is not None:
         config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(model_path)})})
     torch.set_num_threads(config.run.threads or usable_cores())
@@ -65,7 +80,7 @@ def evaluate_alone(config: Config, view: View, model_path: Path | None) -> EvalR
         raise ConfigError("task.eval_size is 0: there are no held-out items to evaluate on")
     with RewardWorker(task, config.task.reward) as reward:
         stages = build(config, policy, task, reward, view, version=0)
-        return evaluate(stages, task.held_out[: config.eval.final_items or None])
+        return evaluate(stages, task.held_out[: items or config.eval.final_items or None], sampling)
 
 
 def generate_alone(

@@ -7,8 +7,10 @@ import math
 import pytest
 import torch
 
+from respec.config import PolicyConfig
 from respec.policy.corrections import CORRECTIONS
 from respec.policy.losses import AGGREGATIONS, SURROGATES, Bounds, Counts
+from respec.policy.presets import bounds_of
 
 # Three sequences of 3, 1 and 2 tokens. Ratios theta / old: 1.6, 0.5, 1.0, 1.1, 0.75, 1.35.
 SEQUENCE = [0, 0, 0, 1, 2, 2]
@@ -17,7 +19,7 @@ OLD = [-1.2, -0.3, -2.5, -0.9, -1.7, -0.1]
 ADVANTAGE = [0.8, -0.4, 1.5, -1.1, -2.0, 0.6]
 ROLLOUT = [-1.1, -1.4, -2.5, -0.95, -1.5, -0.2]
 BOUNDS = Bounds(clip_low=0.2, clip_high=0.3, correction_cap=2.0)
-COUNTS = Counts(sequences=3, tokens=6, constant=10)
+COUNTS = Counts(sequences=3, tokens=6, constant=10, budget=8)
 
 
 LENGTH = [3, 3, 3, 1, 2, 2]
@@ -56,6 +58,8 @@ def reference_weight(aggregation: str, i: int) -> float:
         return 1 / 3 / LENGTH[i]
     if aggregation == "token_mean":
         return 1 / 6
+    if aggregation == "budget":
+        return 1 / 8
     return 1 / 3 / 10
 
 
@@ -122,6 +126,21 @@ def test_golden_number_of_grpo() -> None:
     loss = (AGGREGATIONS["sequence_mean"](torch.tensor(SEQUENCE), COUNTS) * terms.loss_C).sum()
     assert loss.item() == pytest.approx((-0.74 + 1.21 + 0.41) / 3, rel=1e-12)
     assert terms.clipped_C.tolist() == [True, True, False, False, True, True]
+
+
+def test_golden_number_of_dapo() -> None:
+    # Held at 1.28 * 0.8 and 1.28 * 0.6, at 0.8 * -0.4 and 0.8 * -2, free 1.5 and 1.1 * -1.1, over six tokens.
+    old_C = torch.tensor(OLD, dtype=torch.float64)
+    theta_C = (old_C + torch.tensor(RATIO, dtype=torch.float64).log()).requires_grad_()
+    bounds = bounds_of(PolicyConfig(algorithm="dapo"))
+    terms = SURROGATES["ppo_clip"](
+        theta_C, old_C, torch.tensor(ADVANTAGE, dtype=torch.float64), torch.tensor(SEQUENCE), bounds
+    )
+    loss = (AGGREGATIONS["token_mean"](torch.tensor(SEQUENCE), COUNTS) * terms.loss_C).sum()
+    loss.backward()
+    assert loss.item() == pytest.approx(-(1.024 - 0.32 + 1.5 - 1.21 - 1.6 + 0.768) / 6, rel=1e-12)
+    assert theta_C.grad is not None
+    assert theta_C.grad.tolist() == pytest.approx([0, 0, -1.5 / 6, 1.21 / 6, 0, 0], rel=1e-12)
 
 
 def test_truncated_importance_weights_are_capped() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from respec.config import PolicyConfig
 from respec.errors import ConfigError
+from respec.policy.filters import FILTERS
 from respec.policy.losses import Bounds
 from respec.policy.presets import PRESETS, Algorithm, bounds_of, resolve
 
@@ -16,6 +17,10 @@ def test_presets() -> None:
     assert resolve(PolicyConfig(algorithm="rloo")) == Algorithm("leave_one_out", "reinforce", "constant", "none")
     gspo = resolve(PolicyConfig(algorithm="gspo"))
     assert gspo == Algorithm("group", "gspo", "sequence_mean", "none", 3e-4, 4e-4)
+    dapo = resolve(PolicyConfig(algorithm="dapo"))
+    assert dapo == Algorithm("group", "ppo_clip", "token_mean", "none", 0.2, 0.28, "spread")
+    assert resolve(PolicyConfig(algorithm="c3po")) == Algorithm("group", "ppo_clip", "budget", "tis")
+    assert all(preset.filter in FILTERS for preset in PRESETS.values())
     assert bounds_of(PolicyConfig(algorithm="gspo", clip_high=0.1)) == Bounds(3e-4, 0.1, 2.0, None)
     assert all(resolve(PolicyConfig.model_construct(**{**dict(PolicyConfig()), "algorithm": name})) for name in PRESETS)
 
@@ -30,7 +35,7 @@ def test_a_factor_set_by_hand_wins() -> None:
     [
         ("estimator", "batch_whitened, group, group_centred_batch_whitened, group_without_std, leave_one_out"),
         ("surrogate", "cispo, gspo, ppo_clip, reinforce"),
-        ("aggregation", "constant, sequence_mean, token_mean"),
+        ("aggregation", "budget, constant, sequence_mean, token_mean"),
         ("correction", "decoupled, mis, mis_sequence, none, tis, tis_sequence"),
     ],
 )

@@ -52,7 +52,12 @@ def train(
 
 @app.command()
 def warmup(
-    config: ConfigPath, set: Sets = [], to: Annotated[Path | None, typer.Option(help="Folder for the model.")] = None
+    config: ConfigPath,
+    set: Sets = [],
+    to: Annotated[Path | None, typer.Option(help="Folder for the model.")] = None,
+    checkpoints: Annotated[
+        int, typer.Option(min=1, help="Save so often; `respec entropy` tells which to begin RL from.")
+    ] = 1,
 ) -> None:
     """Supervised warm-up on the task's worked solutions; saves the model.
 
@@ -65,7 +70,7 @@ def warmup(
     no_bars()
     settings = load_config(config, tuple(set))
     with open_view("warm-up", settings.warmup.steps) as view:
-        done = warm_up_alone(settings, view, to)
+        done = warm_up_alone(settings, view, to, checkpoints)
     print(json.dumps(done, indent=2))
 
 

@@ -12,7 +12,9 @@ from respec.config.room import Room
 class PolicyConfig(Room):
     """The policy learner. `algorithm` is a preset of estimator x surrogate x aggregation x correction; a factor set here wins."""
 
-    algorithm: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gspo", "cispo"] = "grpo"
+    algorithm: Literal[
+        "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gspo", "cispo", "dapo", "c3po"
+    ] = "grpo"  # fmt: skip
     estimator: str | None = None
     surrogate: str | None = None
     aggregation: str | None = None
@@ -33,6 +35,9 @@ class PolicyConfig(Room):
     loss_constant: int | None = Field(
         default=None, ge=1, description="tokens: divisor of aggregation 'constant'; None takes rollout.max_new_tokens"
     )
+    token_budget: int | None = Field(
+        default=None, ge=1, description="completion tokens that a step trains on; what is left over goes to the next. None: all there are"
+    )  # fmt: skip
     epochs: int = Field(default=1, ge=1, description="passes over one step's samples")
     minibatches: int = Field(default=1, ge=1, description="optimizer steps per pass")
     tokens_per_microbatch: int = Field(

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from respec.config.collect import CollectConfig
 from respec.config.drafter import DrafterConfig
 from respec.config.policy import PolicyConfig
 from respec.config.room import Room
@@ -54,6 +55,9 @@ class WarmupConfig(Room):
     grad_clip: float = Field(default=1.0, gt=0)
     train_size: int = Field(default=4096, ge=1, description="rows drawn for it, apart from the held-out rows")
     save_to: Path | None = None
+    entropy_floor: float = Field(
+        default=0.0, ge=0, description="nats a token: a warm-up that ends below is warned of; 0 does not look"
+    )
 
 
 class RolloutConfig(Room):
@@ -113,6 +117,7 @@ class Config(Room):
     warmup: WarmupConfig = WarmupConfig()
     rollout: RolloutConfig = RolloutConfig()
     speculation: SpeculationConfig = SpeculationConfig()
+    collect: CollectConfig = CollectConfig()
     policy: PolicyConfig = PolicyConfig()
     reference: ReferenceConfig = ReferenceConfig()
     teacher: TeacherConfig = TeacherConfig()

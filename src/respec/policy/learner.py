@@ -51,8 +51,8 @@ class PolicyLearner:
     """Trains `policy.model` in place. Holds the optimizer and two counters; nothing else survives an update.
 
     `total_steps` (RL steps) spans the learning-rate schedule. `max_new_tokens` is the divisor of aggregation `constant` when
-    `config.loss_constant` is None. `terms` stand beside the surrogate. Raises ConfigError for unknown factors, or for `constant`
-    without a divisor.
+    `config.loss_constant` is None. `terms` stand beside the surrogate. Raises ConfigError for unknown factors, or for `constant` or
+    `budget` without a divisor.
     """
 
     def __init__(
@@ -74,6 +74,11 @@ class PolicyLearner:
                 "for example rollout.max_new_tokens"
             )
         self._constant = divisor or 1
+        if self._algorithm.aggregation == "budget" and not config.token_budget:
+            raise ConfigError(
+                "policy.aggregation 'budget' divides by policy.token_budget, which is not set; set it to the completion tokens that a step "
+                "is to train on"
+            )
         self._optimizer = adamw(policy.model, config.weight_decay, config.betas)
         self._named = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
         self._schedule_steps = total_steps * config.epochs * config.minibatches
@@ -200,7 +205,9 @@ class PolicyLearner:
             teaching = [sample for sample in kept if self._terms.on or sample.advantage_T.any()]
             idle = [s for s in members if self._left_out(s) or not (self._terms.on or s.advantage_T.any())]
             budget = self._config.tokens_per_microbatch
-            counts = Counts(max(1, len(kept)), max(1, sum(len(s.advantage_T) for s in kept)), self._constant)
+            tokens = max(1, sum(len(s.advantage_T) for s in kept))
+            share_of_budget = (self._config.token_budget or 1) / parts
+            counts = Counts(max(1, len(kept)), tokens, self._constant, share_of_budget)
             batches = pack(teaching, budget, temperature) + pack(idle, budget, temperature)
             result.append(_MiniBatch(tuple(self._placed(batch) for batch in batches), counts))
         return result

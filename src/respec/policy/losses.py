@@ -32,12 +32,14 @@ class Bounds:
 class Counts:
     """What a *whole mini-batch* is divided by, so that its loss does not depend on how it is cut into micro-batches.
 
-    sequences and tokens: those in the loss; constant: tokens, the divisor of aggregation `constant`.
+    sequences and tokens: those in the loss; constant: tokens, the divisor of aggregation `constant`; budget: this mini-batch's share of a
+    step's budget of tokens, whether or not there were as many.
     """
 
     sequences: int
     tokens: int
     constant: int
+    budget: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,11 @@ def constant(sequence_C: Sequences, counts: Counts) -> Tokens:
     return torch.full_like(sequence_C, 1.0 / (counts.sequences * counts.constant), dtype=torch.float64)
 
 
+def budget(sequence_C: Sequences, counts: Counts) -> Tokens:
+    """Sum over all tokens divided by the step's budget of them (C3PO; Ring-lite, arXiv 2506.14731): one divisor, however long the answers."""
+    return torch.full_like(sequence_C, 1.0 / counts.budget, dtype=torch.float64)
+
+
 SURROGATES: dict[str, Callable[[Tokens, Tokens, Tokens, Sequences, Bounds], Terms]] = {
     "ppo_clip": ppo_clip,
     "gspo": gspo,
@@ -119,4 +126,5 @@ AGGREGATIONS: dict[str, Callable[[Sequences, Counts], Tokens]] = {
     "sequence_mean": sequence_mean,
     "token_mean": token_mean,
     "constant": constant,
+    "budget": budget,
 }

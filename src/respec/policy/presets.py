@@ -14,7 +14,10 @@ from respec.policy.losses import AGGREGATIONS, SURROGATES, Bounds
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Names of the four factors: keys of ESTIMATORS, SURROGATES, AGGREGATIONS, CORRECTIONS; and how far a ratio may go, as in its paper."""
+    """Names of the four factors: keys of ESTIMATORS, SURROGATES, AGGREGATIONS, CORRECTIONS; and how far a ratio may go, as in its paper.
+
+    `filter`, a key of FILTERS, says which groups are learned from.
+    """
 
     estimator: str
     surrogate: str
@@ -22,6 +25,7 @@ class Algorithm:
     correction: str
     clip_low: float = 0.2
     clip_high: float = 0.2
+    filter: str = "none"
 
 
 # RLOO takes a completion as one action: its loss sums over tokens, which is `constant` up to a factor that AdamW cancels.
@@ -35,6 +39,10 @@ PRESETS: dict[str, Algorithm] = {
     "gspo": Algorithm("group", "gspo", "sequence_mean", "none", 3e-4, 4e-4),
     # no lower bound, as in the paper; it names no upper one, this is what TRL and ScaleRL (arXiv 2510.13786) use
     "cispo": Algorithm("group", "cispo", "token_mean", "none", 1.0, 4.0),
+    # clip-higher, token mean and dynamic sampling (arXiv 2503.14476); its overlong shaping needs a number, collect.overlong_cache
+    "dapo": Algorithm("group", "ppo_clip", "token_mean", "none", 0.2, 0.28, "spread"),
+    # samples that a budget left over come from an older policy than the others: TIS weighs them
+    "c3po": Algorithm("group", "ppo_clip", "budget", "tis"),
 }
 
 
@@ -48,6 +56,7 @@ def resolve(config: PolicyConfig) -> Algorithm:
         _known("correction", config.correction or preset.correction, CORRECTIONS),
         preset.clip_low if config.clip_low is None else config.clip_low,
         preset.clip_high if config.clip_high is None else config.clip_high,
+        preset.filter,
     )
 
 

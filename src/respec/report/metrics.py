@@ -49,6 +49,13 @@ METRICS: dict[str, Metric] = {
     "group/no_spread_share": Metric(
         "share", "mean over groups", "groups whose rewards are all equal: they teach nothing"
     ),
+    "collect/draws": Metric("draws", "count", "times that the step drew prompts until it had enough"),
+    "collect/groups": Metric("groups", "count", "groups drawn in this step"),
+    "collect/dropped_groups": Metric("groups", "count", "groups that the filter threw away, or that were too many"),
+    "collect/dropped_tokens": Metric("tokens", "count", "completion tokens of those"),
+    "collect/carried_tokens": Metric("tokens", "count", "tokens trained on that were drawn in an earlier step"),
+    "collect/left_tokens": Metric("tokens", "count", "tokens that the budget left over for the next step"),
+    "collect/expired_tokens": Metric("tokens", "count", "tokens that had waited too long, and were thrown away"),
     "rollout/tokens_per_s": Metric("tokens/s", "ratio of sums", "tokens generated per second of generation"),
     "rollout/accepted_length": Metric(
         "tokens", "ratio of sums", "tokens per sequence and round; 1 without speculation"
@@ -107,6 +114,7 @@ METRICS: dict[str, Metric] = {
         "alarms", "count", "draft weights refused at the door, and collapses of acceptance seen after a swap"
     ),
     "warmup/loss": Metric("nats", "mean over solution tokens", "supervised loss on worked solutions"),
+    "warmup/entropy": Metric("nats", "mean over tokens", "entropy after the warm-up, under training's sampling"),
     "time/generation_s": Metric("s", "sum", "rollouts: prefill, drafts, verification"),
     "time/prefill_s": Metric("s", "sum", "part of generation: prompts"),
     "time/draft_s": Metric("s", "sum", "part of generation: proposing tokens"),

@@ -66,6 +66,12 @@ class RolloutStats:
     sequence_rounds: int
     round_R: tuple[RoundRecord, ...]
 
+    def __add__(self, other: RolloutStats) -> RolloutStats:
+        """Of one rollout after the other."""
+        return RolloutStats(
+            *(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True))
+        )
+
     @property
     def tokens_per_s(self) -> float:
         return self.tokens / self.wall_s if self.wall_s > 0 else 0.0
