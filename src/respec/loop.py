@@ -16,9 +16,11 @@ import torch
 from respec.config import Config
 from respec.errors import ConfigError
 from respec.models.load import load_policy
-from respec.naming import Generated, evaluation, metrics_of
+from respec.naming import Generated, criticism, evaluation, metrics_of
 from respec.online import OnlineLearner, online_learner, share_of
 from respec.policy.advantages import advantages
+from respec.policy.critic_learner import CriticLearner, critic_learner
+from respec.policy.estimators import GROUP_RELATIVE
 from respec.policy.learner import PolicyLearner
 from respec.policy.presets import resolve
 from respec.report.delete import delete_run
@@ -65,24 +67,26 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
         config = run.config
         torch.set_num_threads(config.run.threads)
         policy = load_policy(config.model)
-        resolve(config.policy)
+        algorithm = resolve(config.policy)
         task = load_task(config.task, policy.tokenizer, policy.context_length, config.rollout.max_new_tokens)
-        if config.rollout.group_size < 2:
+        if config.rollout.group_size < 2 and algorithm.estimator in GROUP_RELATIVE:
             raise ConfigError(
-                "rollout.group_size: a group of one has nothing to be compared with; use 2 or more (got 1)"
+                f"rollout.group_size: a group of one has nothing to be compared with, as estimator '{algorithm.estimator}' does; use 2 or more (got 1)"
             )
         with RewardWorker(task, config.task.reward) as reward:
             for note in (*run.notes, *to_know(config, task)):
                 view.say(note)
             learner = PolicyLearner(policy, config.policy, config.run.steps, config.rollout.max_new_tokens)
             checkpoint = latest_checkpoint(run.path, view.say)
-            step, earlier_s, drafter_state = take_up(run, checkpoint, policy, learner, view)
+            step, earlier_s, state = take_up(run, checkpoint, policy, learner, view)
             if checkpoint is None:
                 begin(config, policy, task, view)
-                save(run, policy, learner, None, 0, view)
+            critic = critic_learner(config, policy, state.get("critic"))
+            if checkpoint is None:
+                save(run, policy, learner, critic, None, 0, view)
             stages = build(config, policy, task, reward, view, version=step)
             remember(stages, run)
-            online = online_learner(config, policy, stages.engine, stages.planner, view.say, drafter_state)
+            online = online_learner(config, policy, stages.engine, stages.planner, view.say, state.get("drafter"))
             if run.last_step is None:
                 record_start(stages, run)
             tokens = tokens_so_far(run.read_metrics())
@@ -90,7 +94,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
             saved_at, finished = time.monotonic(), step >= config.run.steps
             while not finished and not stop():
                 step += 1
-                metrics, scored, rounds = _step(stages, learner, online, step, tokens)
+                metrics, scored, rounds = _step(stages, learner, critic, online, step, tokens)
                 tokens = metrics["tokens/total"]
                 finished = step == config.run.steps
                 if finished or _every(config.eval.every, step):
@@ -105,7 +109,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 minutes = (time.monotonic() - saved_at) / 60
                 due = _every(config.checkpoint.every_steps, step) or 0 < config.checkpoint.every_minutes <= minutes
                 if finished or due or stop():
-                    save(run, policy, learner, online, step, view)
+                    save(run, policy, learner, critic, online, step, view)
                     keep_controller(stages, run)
                     saved_at = time.monotonic()
             view.phase("report")
@@ -117,7 +121,12 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
 
 
 def _step(
-    stages: Stages, learner: PolicyLearner, online: OnlineLearner | None, step: int, tokens_before: float
+    stages: Stages,
+    learner: PolicyLearner,
+    critic: CriticLearner | None,
+    online: OnlineLearner | None,
+    step: int,
+    tokens_before: float,
 ) -> tuple[dict[str, float], tuple[ScoredRollout, ...], tuple[RoundRecord, ...]]:
     """One RL step; the order of the stages is the picture at the top."""
     config, view, began = stages.config, stages.view, time.perf_counter()
@@ -128,9 +137,10 @@ def _step(
     scored = stages.reward.score(made.rollout_R)
     reward_s = time.perf_counter() - scored_at
     view.phase("training", len(scored))
-    samples = advantages(scored, resolve(config.policy).estimator)
+    samples = advantages(scored, resolve(config.policy).estimator, critic)
     watch = online.watch(samples, step) if online is not None else None
     update = learner.update(samples, config.rollout.temperature, lambda done, _: view.advance(done), watch)
+    criticized = criticism(critic.update(samples)) if critic is not None else {}
     distilled = online.update(watch, step) if online is not None and watch is not None else {}
     swapped_at = time.perf_counter()
     estimate_idle(stages, made.rollout_R, made.stats, online.agreement if online is not None else {})
@@ -138,7 +148,7 @@ def _step(
     learn_histories(stages.engine, made.rollout_R)
     ended = time.perf_counter()
     own = surprise(made.rollout_R, config.rollout.sampling())
-    metrics = metrics_of(made, scored, update, stages.reward.names, own) | distilled | share_of(distilled, ended - began) | {
+    metrics = metrics_of(made, scored, update, stages.reward.names, own) | criticized | distilled | share_of(distilled, ended - began) | {
         "time/reward_s": reward_s, "time/weights_s": ended - swapped_at, "time/step_s": ended - began,
         "time/training_s": update.wall_s - (watch.wall_s if watch is not None else 0.0),
         "tokens/total": tokens_before + made.stats.tokens, "drafter/alarms": float(len(stages.planner.take_alarms())),

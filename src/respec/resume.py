@@ -10,6 +10,7 @@ from respec.config import Config
 from respec.models.load import Policy
 from respec.naming import evaluation
 from respec.online import OnlineLearner
+from respec.policy.critic_learner import CriticLearner
 from respec.policy.learner import PolicyLearner
 from respec.policy.warmup import warm_up
 from respec.report.live import View
@@ -22,13 +23,14 @@ from respec.weights.checkpoint import Checkpoint, load_checkpoint, save_checkpoi
 
 def take_up(
     run: RunDir, checkpoint: Checkpoint | None, policy: Policy, learner: PolicyLearner, view: View
-) -> tuple[int, float, Mapping[str, Any] | None]:
-    """Puts the run back to its last checkpoint; returns its step, the seconds spent until then and the drafter learner's state."""
+) -> tuple[int, float, Mapping[str, Any]]:
+    """Puts the run back to its last checkpoint; returns its step, the seconds spent until then and the learners' states, none for a run that
+    begins."""
     if checkpoint is None:
         if run.last_step is not None:
             view.say("no checkpoint was written before the last stop: the run begins again")
         run.cut_back(-1)
-        return 0, 0.0, None
+        return 0, 0.0, {}
     state = load_checkpoint(checkpoint, policy)
     learner.load_state_dict(state)
     last = run.last_step if run.last_step is not None else checkpoint.step
@@ -42,7 +44,7 @@ def take_up(
     for record in run.read_metrics():
         view.step(record.step, record.metrics, past=True)
     spent_s = sum(record.metrics.get("time/step_s", 0.0) for record in run.read_metrics())
-    return checkpoint.step, spent_s, state.get("drafter")
+    return checkpoint.step, spent_s, state
 
 
 def begin(config: Config, policy: Policy, task: Task, view: View) -> None:
@@ -71,10 +73,17 @@ def record_start(stages: Stages, run: RunDir) -> None:
 
 
 def save(
-    run: RunDir, policy: Policy, learner: PolicyLearner, online: OnlineLearner | None, step: int, view: View
+    run: RunDir,
+    policy: Policy,
+    learner: PolicyLearner,
+    critic: CriticLearner | None,
+    online: OnlineLearner | None,
+    step: int,
+    view: View,
 ) -> None:
     view.phase("checkpoint")
-    state = {**learner.state_dict(), **({"drafter": online.state_dict()} if online is not None else {})}
+    beside = {"critic": critic, "drafter": online}
+    state = {**learner.state_dict(), **{name: part.state_dict() for name, part in beside.items() if part is not None}}
     save_checkpoint(run.path, step, policy, state, {"step": step}, run.config.checkpoint.keep)
     if online is not None:
         online.save(run)

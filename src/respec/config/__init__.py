@@ -1,5 +1,6 @@
 """The configuration: read from TOML, changed by `--set a.b=value`, never by the program."""
 
+from respec.config.critic import CriticConfig
 from respec.config.drafter import DrafterConfig
 from respec.config.policy import PolicyConfig
 from respec.config.reading import load_config, parse_config
@@ -20,6 +21,7 @@ from respec.config.task import RewardConfig, TaskConfig
 __all__ = [
     "CheckpointConfig",
     "Config",
+    "CriticConfig",
     "DrafterConfig",
     "EvalConfig",
     "ModelConfig",

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from respec.config.critic import CriticConfig
 from respec.config.drafter import DrafterConfig
 from respec.config.policy import PolicyConfig
 from respec.config.room import Room
@@ -113,6 +114,7 @@ class Config(Room):
     rollout: RolloutConfig = RolloutConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     policy: PolicyConfig = PolicyConfig()
+    critic: CriticConfig = CriticConfig()
     drafter: DrafterConfig = DrafterConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

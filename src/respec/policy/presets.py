@@ -10,11 +10,12 @@ from respec.errors import ConfigError
 from respec.policy.corrections import CORRECTIONS
 from respec.policy.estimators import ESTIMATORS
 from respec.policy.losses import AGGREGATIONS, SURROGATES, Bounds
+from respec.policy.valued import VALUED
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Names of the four factors: keys of ESTIMATORS, SURROGATES, AGGREGATIONS, CORRECTIONS; and how far a ratio may go, as in its paper."""
+    """Names of the four factors: keys of ESTIMATORS or VALUED, SURROGATES, AGGREGATIONS, CORRECTIONS; and how far a ratio may go, as in its paper."""
 
     estimator: str
     surrogate: str
@@ -35,6 +36,7 @@ PRESETS: dict[str, Algorithm] = {
     "gspo": Algorithm("group", "gspo", "sequence_mean", "none", 3e-4, 4e-4),
     # no lower bound, as in the paper; it names no upper one, this is what TRL and ScaleRL (arXiv 2510.13786) use
     "cispo": Algorithm("group", "cispo", "token_mean", "none", 1.0, 4.0),
+    "ppo": Algorithm("gae", "ppo_clip", "token_mean", "none"),
 }
 
 
@@ -42,7 +44,7 @@ def resolve(config: PolicyConfig) -> Algorithm:
     """The preset with the configuration's own factors put in. Raises ConfigError naming the known names."""
     preset = PRESETS[_known("algorithm", config.algorithm, PRESETS)]
     return Algorithm(
-        _known("estimator", config.estimator or preset.estimator, ESTIMATORS),
+        _known("estimator", config.estimator or preset.estimator, {**ESTIMATORS, **VALUED}),
         _known("surrogate", config.surrogate or preset.surrogate, SURROGATES),
         _known("aggregation", config.aggregation or preset.aggregation, AGGREGATIONS),
         _known("correction", config.correction or preset.correction, CORRECTIONS),

@@ -36,6 +36,19 @@ METRICS: dict[str, Metric] = {
     "policy/mismatch_max": Metric("nats", "maximum over completion tokens", "|trainer - rollout| log-probability"),
     "policy/tokens": Metric("tokens", "count", "completion tokens learned from in this step"),
     "policy/minibatches": Metric("updates", "count", "optimizer steps taken"),
+    "critic/loss": Metric(
+        "reward²", "mean over mini-batches", "half the squared error of the critic's values, clipped"
+    ),
+    "critic/explained_variance": Metric(
+        "share",
+        "over completion tokens",
+        "of the returns' variance, what the values foretold before the update; below 0: worse than a constant",
+    ),
+    "critic/clip_fraction": Metric("share", "mean over tokens and epochs", "values that moved too far to be taught on"),
+    "critic/value_mean": Metric("reward", "mean over completion tokens", "what the critic expected, before the update"),
+    "critic/return_mean": Metric("reward", "mean over completion tokens", "what it is taught to expect"),
+    "critic/grad_norm": Metric("norm", "mean over mini-batches", "the critic's gradient norm before clipping"),
+    "critic/lr": Metric("rate", "last", "the critic's learning rate"),
     "length/mean": Metric("tokens", "mean over rollouts", "completion length"),
     "length/max": Metric("tokens", "maximum over rollouts", "longest completion"),
     "length/truncated_share": Metric("share", "mean over rollouts", "completions that the length limit ended"),
@@ -107,6 +120,7 @@ METRICS: dict[str, Metric] = {
     "time/overhead_s": Metric("s", "sum", "part of generation: everything else"),
     "time/reward_s": Metric("s", "sum", "scoring"),
     "time/training_s": Metric("s", "sum", "the policy's update, without what the drafter's learner looked at in it"),
+    "time/critic_s": Metric("s", "sum", "the critic: its values before the policy's update, and its own update"),
     "time/drafter_s": Metric("s", "sum", "the drafter's learning, as far as the step waited for it"),
     "time/drafter_update_s": Metric("s", "sum", "the drafter's update itself, wherever it ran"),
     "time/weights_s": Metric("s", "sum", "publishing new weights to the engine"),

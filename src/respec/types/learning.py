@@ -28,10 +28,15 @@ class ScoredRollout:
 
 @dataclass(frozen=True)
 class Sample:
-    """A scored rollout with the advantage of each token. Made by `policy.advantages`, read by `policy.pack`."""
+    """A scored rollout with the advantage of each token. Made by `policy.advantages`, read by `policy.pack`.
+
+    Only where there is a critic: `value_T`, what it expected before each token, and `return_T`, what it is to learn to expect.
+    """
 
     scored: ScoredRollout
     advantage_T: Float32[np.ndarray, "T"]
+    value_T: Float32[np.ndarray, "T"] | None = None
+    return_T: Float32[np.ndarray, "T"] | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,21 @@ class UpdateStats:
     mismatch_max: float
     tokens: int
     minibatches: int
+    wall_s: float
+
+
+@dataclass(frozen=True)
+class CriticStats:
+    """What one `policy.critic_learner.update` did. Means over completion tokens; `explained_variance` is of the values that the advantages
+    were made with, before the update, and None where the returns do not vary. `wall_s`: those values and the update."""
+
+    loss: float
+    clip_fraction: float
+    explained_variance: float | None
+    value_mean: float
+    return_mean: float
+    grad_norm: float
+    lr: float
     wall_s: float
 
 
