@@ -89,6 +89,20 @@ def test_lora_reads_the_policys_weights_as_they_move_and_trains_few(make_policy,
     assert not torch.equal(before, critic(batch))
 
 
+def test_beside_an_adapter_of_the_policys_own_the_critic_reads_what_lies_below_it(make_policy, make_rollout) -> None:
+    """And trains its own alone."""
+    peft = pytest.importorskip("peft")
+    plain, policy = make_policy(), make_policy()
+    own = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+    peft.inject_adapter_in_model(own, policy.model.base_model)
+    batch = batch_of([make_rollout(0, 0, 5)])
+    one, other = (stirred(lora(p.model, CriticConfig(lora_rank=2), 5)) for p in (plain, policy))
+    torch.testing.assert_close(one(batch), other(batch), rtol=0, atol=1e-12)
+    trained = [name for name, p in other.named_parameters() if p.requires_grad]
+    assert all(".critic." in name or name.startswith("line.") for name in trained)
+    assert any(p.requires_grad for name, p in policy.model.named_parameters() if ".default." in name)
+
+
 def test_lora_begins_where_its_seed_says(make_policy) -> None:
     pytest.importorskip("peft")
     state = torch.random.get_rng_state()
@@ -108,8 +122,9 @@ def test_without_peft_lora_says_what_to_do(make_policy, monkeypatch) -> None:
 
 
 def test_a_separate_critic_shares_nothing(make_policy) -> None:
-    policy = make_policy()
+    policy, state = make_policy(), torch.random.get_rng_state()
     critic = separate(policy.model, CriticConfig(), 0)
+    assert torch.equal(state, torch.random.get_rng_state())
     assert not {p.data_ptr() for p in critic.parameters()} & {p.data_ptr() for p in policy.model.parameters()}
     name = "layers.0.mlp.up_proj.weight"
     np.testing.assert_array_equal(

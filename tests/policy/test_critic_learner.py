@@ -122,10 +122,14 @@ def test_vtrace_weighs_by_the_policy_as_it_is_now(make_policy, scored) -> None:
         CriticLearner(make_policy(), configured(policy={"estimator": "vtrace", "correction": "tis"}))
 
 
-def test_micro_batches_change_nothing_and_the_critic_learns(make_policy, scored) -> None:
+@pytest.mark.parametrize("kind", ["separate", "lora"])
+def test_micro_batches_change_nothing_and_the_critic_learns(make_policy, scored, kind) -> None:
+    if kind == "lora":
+        pytest.importorskip("peft")
     ends = []
     for budget in (4096, 16):
-        learner = CriticLearner(make_policy(), configured({"lr": 0.01, "lam": 1.0}, {"tokens_per_microbatch": budget}))
+        config = configured({"kind": kind, "lr": 0.01, "lam": 1.0}, {"tokens_per_microbatch": budget})
+        learner = CriticLearner(make_policy(), config)
         losses = [learner.update(advantages(scored, "gae", learner)) for _ in range(40)]
         assert losses[-1].loss < 0.2 * losses[0].loss and losses[0].explained_variance == 0
         explained = losses[-1].explained_variance

@@ -91,9 +91,8 @@ def _by_critic(scored: Sequence[ScoredRollout], estimator: str, critic: Valuer) 
     for item, course, judged in zip(scored, course_N, judged_N, strict=True):
         advantage_T = _whitened(judged.advantage_T, every) if config.whiten_advantages else judged.advantage_T
         advantage_T = np.zeros_like(advantage_T) if critic.alone else advantage_T
-        samples.append(
-            Sample(item, *(part.astype(np.float32) for part in (advantage_T, course.value_T, judged.return_T)))
-        )
+        value_T, return_T = course.value_T.astype(np.float32), judged.return_T.astype(np.float32)
+        samples.append(Sample(item, advantage_T.astype(np.float32), value_T=value_T, return_T=return_T))
     return tuple(samples)
 
 

@@ -17,6 +17,8 @@ from respec.errors import ConfigError
 from respec.models.packed_attention import packed_hidden
 from respec.types import Batch
 
+ADAPTER = "critic"
+
 
 class Critic(nn.Module):
     """The value of each state along a completion: of what has been read up to a token, that token included.
@@ -28,7 +30,8 @@ class Critic(nn.Module):
         super().__init__()
         self.body = body
         weight = next(body.parameters())
-        self.line = nn.Linear(body.config.hidden_size, 1, dtype=weight.dtype, device=weight.device)
+        # drawn from nobody's random numbers
+        self.line = nn.utils.skip_init(nn.Linear, body.config.hidden_size, 1, dtype=weight.dtype, device=weight.device)
         nn.init.zeros_(self.line.weight)
         nn.init.zeros_(self.line.bias)
 
@@ -46,7 +49,8 @@ def separate(model: PreTrainedModel, config: CriticConfig, seed: int) -> Critic:
 def lora(model: PreTrainedModel, config: CriticConfig, seed: int) -> Critic:
     """A critic that reads the policy's own weights, as they move, through low-rank adapters of its own (LoRA, arXiv 2106.09685).
 
-    The weights are shared, not copied, and get no gradient from the critic. Raises ConfigError where peft is not installed.
+    The weights are shared, not copied, and get no gradient from the critic; of a policy that is itself adapted, they are those below its
+    adapter. Raises ConfigError where peft is not installed.
     """
     if find_spec("peft") is None:
         raise ConfigError(
@@ -63,7 +67,11 @@ def lora(model: PreTrainedModel, config: CriticConfig, seed: int) -> Critic:
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return Critic(peft.inject_adapter_in_model(adapter, view, adapter_name="critic")).eval()
+        peft.inject_adapter_in_model(adapter, view, adapter_name=ADAPTER)
+    # also where the policy has an adapter of its own, which is the policy's to train
+    for name, parameter in view.named_parameters():
+        parameter.requires_grad_(f".{ADAPTER}." in name)
+    return Critic(view).eval()
 
 
 def _body(model: PreTrainedModel) -> PreTrainedModel:
