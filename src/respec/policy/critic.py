@@ -30,8 +30,9 @@ class Critic(nn.Module):
         super().__init__()
         self.body = body
         weight = next(body.parameters())
-        # drawn from nobody's random numbers
-        self.line = nn.utils.skip_init(nn.Linear, body.config.hidden_size, 1, dtype=weight.dtype, device=weight.device)
+        # made without memory first: what nn.Linear draws for its weights would come from the process's random numbers
+        line = nn.Linear(body.config.hidden_size, 1, dtype=weight.dtype, device="meta")
+        self.line = line.to_empty(device=weight.device)
         nn.init.zeros_(self.line.weight)
         nn.init.zeros_(self.line.bias)
 
