@@ -44,7 +44,7 @@ MISTAKES = {
     "no checkpoints kept": ("checkpoint.keep=0", r"checkpoint\.keep: .*greater than or equal to 1"),
     "draft too long": ("speculation.s=65", r"speculation\.s: .*less than or equal to 64"),
     "no time for a reward": ("task.reward=[{ timeout_s = 0 }]", r"timeout_s: .*greater than 0"),
-    "unknown algorithm": ("policy.algorithm=ppo", r"policy\.algorithm: .*'grpo'.*'rloo'", r"got 'ppo'"),
+    "unknown algorithm": ("policy.algorithm=ppq", r"policy\.algorithm: .*'grpo'.*'rloo'", r"got 'ppq'"),
     "unknown drafter": ("speculation.drafter=oracle", r"speculation\.drafter: .*'suffix'", r"got 'oracle'"),
     "unknown kind of task": ("task.kind=csv", r"task\.kind: .*'jsonl'", r"got 'csv'"),
     "unknown dtype": ("model.dtype=float16", r"model\.dtype: .*'bfloat16'", r"got 'float16'"),

@@ -112,6 +112,31 @@ def test_dynamic_sampling_and_a_budget_go_on_where_they_were(tmp_path):
     assert json.loads((whole / "summary.json").read_text())["tokens_identical"] is True
     one, other = (load_file(path / "checkpoints/000006/model.safetensors") for path in (folder, whole))
     assert all((one[name] == other[name]).all() for name in one)
+PPO = (
+    "policy.algorithm=ppo", "rollout.group_size=1", "rollout.prompts_per_step=6", "policy.minibatches=2", "policy.lr=1e-3",
+    "critic.head_start=1", "critic.lr=1e-3", "run.compare_plain_every=0",
+)  # fmt: skip
+
+
+def test_the_critic_goes_on_where_it_was(tmp_path):
+    """PPO on groups of one: tokens, the critic's metrics, its weights and its optimizer."""
+    whole, folder = tmp_path / "whole", tmp_path / "killed"
+    done = run(whole, *PPO)
+    assert done.returncode == 0, done.stderr
+    kill_and_go_on(folder, 3, *PPO)
+    assert recorded(folder) == recorded(whole)
+    lines = recorded(whole)[0][1:]
+    assert [line["policy/minibatches"] for line in lines] == [0, 2, 2, 2, 2, 2]
+    assert all("critic/loss" in line and "group/no_spread_share" not in line for line in lines)
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        ours, theirs = (load_file(path / "checkpoints/000006" / file) for path in (folder, whole))
+        assert ours.keys() == theirs.keys() and all((ours[name] == theirs[name]).all() for name in theirs)
+    assert any(name.startswith("critic/exp_avg.") for name in theirs)
+
+
+def test_a_group_of_one_is_refused_where_groups_are_compared(tmp_path):
+    done = run(tmp_path / "run", "rollout.group_size=1")
+    assert done.returncode == 2 and "as estimator 'group' does; use 2 or more (got 1)" in done.stderr
 
 
 def test_a_finished_run_stands_and_says_how_it_went(whole):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,11 @@ from respec.anchors import Anchors
 from respec.config import Config
 from respec.errors import ConfigError
 from respec.models.load import load_policy
-from respec.naming import Generated, evaluation, fallen, metrics_of, of_terms, supplied
+from respec.naming import Generated, criticism, evaluation, fallen, metrics_of, of_terms, supplied
 from respec.online import OnlineLearner, online_learner, share_of
 from respec.policy.advantages import advantages
+from respec.policy.critic_learner import CriticLearner, critic_learner
+from respec.policy.estimators import GROUP_RELATIVE
 from respec.policy.learner import PolicyLearner
 from respec.policy.presets import resolve
 from respec.report.delete import delete_run
@@ -31,7 +34,7 @@ from respec.report.pieces import token_pieces
 from respec.report.run_dir import RunDir
 from respec.report.summary import summarize, tokens_so_far
 from respec.report.surprise import Surprise, recorded, surprise
-from respec.resume import begin, record_start, save, take_up
+from respec.resume import Part, begin, record_start, save, take_up
 from respec.stages import (
     Stages,
     build,
@@ -54,6 +57,22 @@ from respec.weights.swap import swap
 SHOWN_ROLLOUTS = 4
 
 
+@dataclass(frozen=True)
+class Learning:
+    """What of a run learns, and what it is given to learn from."""
+
+    learner: PolicyLearner
+    supply: Supply
+    anchors: Anchors
+    critic: CriticLearner | None
+    online: OnlineLearner | None
+
+    @property
+    def parts(self) -> dict[str, Part | None]:
+        """What goes into a checkpoint beside the policy and its learner."""
+        return {"supply": self.supply, "critic": self.critic, "drafter": self.online}
+
+
 def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = False) -> dict[str, Any]:
     """Runs, or goes on with, the run of `config.run.dir`; returns its summary, which is also in summary.json.
 
@@ -67,11 +86,11 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
         config = run.config
         torch.set_num_threads(config.run.threads)
         policy = load_policy(config.model)
-        resolve(config.policy)
+        algorithm = resolve(config.policy)
         task = load_task(config.task, policy.tokenizer, policy.context_length, config.rollout.max_new_tokens)
-        if config.rollout.group_size < 2:
+        if config.rollout.group_size < 2 and algorithm.estimator in GROUP_RELATIVE:
             raise ConfigError(
-                "rollout.group_size: a group of one has nothing to be compared with; use 2 or more (got 1)"
+                f"rollout.group_size: a group of one has nothing to be compared with, as estimator '{algorithm.estimator}' does; use 2 or more (got 1)"
             )
         with RewardWorker(task, config.task.reward) as reward:
             anchors = Anchors(config, policy, task.train)
@@ -82,15 +101,17 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
             )
             supply = Supply(config, task.train, view.say)
             checkpoint = latest_checkpoint(run.path, view.say)
-            step, earlier_s, drafter_state = take_up(run, checkpoint, policy, learner, supply, view)
+            step, earlier_s, state = take_up(run, checkpoint, policy, learner, supply, view)
             if checkpoint is None:
                 begin(config, policy, task, view)
             anchors.settle(run.path, step)
+            critic = critic_learner(config, policy, state.get("critic"))
             if checkpoint is None:
-                save(run, policy, learner, supply, None, 0, view)
+                save(run, policy, learner, {"supply": supply, "critic": critic}, 0, view)
             stages = build(config, policy, task, reward, view, version=step)
             remember(stages, run)
-            online = online_learner(config, policy, stages.engine, stages.planner, view.say, drafter_state)
+            online = online_learner(config, policy, stages.engine, stages.planner, view.say, state.get("drafter"))
+            learning = Learning(learner, supply, anchors, critic, online)
             if run.last_step is None:
                 record_start(stages, run)
             tokens, entropy = tokens_so_far(run.read_metrics()), math.inf
@@ -98,7 +119,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
             saved_at, finished = time.monotonic(), step >= config.run.steps
             while not finished and not stop():
                 step += 1
-                metrics, scored, rounds = _step(stages, learner, anchors, supply, online, step, tokens)
+                metrics, scored, rounds = _step(stages, learning, step, tokens)
                 tokens = metrics["tokens/total"]
                 finished = step == config.run.steps
                 if finished or _every(config.eval.every, step):
@@ -116,7 +137,9 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 due = _every(config.checkpoint.every_steps, step) or 0 < config.checkpoint.every_minutes <= minutes
                 if finished or due or stop():
                     anchors.keep(run.path)
-                    save(run, policy, learner, supply, online, step, view)
+                    save(run, policy, learner, learning.parts, step, view)
+                    if online is not None:
+                        online.save(run)
                     keep_controller(stages, run)
                     saved_at = time.monotonic()
             view.phase("report")
@@ -128,24 +151,20 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
 
 
 def _step(
-    stages: Stages,
-    learner: PolicyLearner,
-    anchors: Anchors,
-    supply: Supply,
-    online: OnlineLearner | None,
-    step: int,
-    tokens_before: float,
+    stages: Stages, learning: Learning, step: int, tokens_before: float
 ) -> tuple[dict[str, float], tuple[ScoredRollout, ...], tuple[RoundRecord, ...]]:
     """One RL step; the order of the stages is the picture at the top."""
     config, view, began = stages.config, stages.view, time.perf_counter()
+    learner, supply, anchors, critic, online = learning.learner, learning.supply, learning.anchors, learning.critic, learning.online
     drawn = supply.draw(lambda asks: _rollouts(stages, asks, step))
     made, scored = drawn.made, drawn.made.scored_R
     kept, held = anchors.charge(drawn.kept)
-    samples = supply.spend(advantages(kept, resolve(config.policy).estimator), drawn, step)
+    samples = supply.spend(advantages(kept, resolve(config.policy).estimator, critic), drawn, step)
     samples, taught = anchors.teach(samples)
     view.phase("training", len(samples))
     watch = online.watch(samples, step) if online is not None else None
     update = learner.update(samples, config.rollout.temperature, lambda done, _: view.advance(done), watch)
+    criticized = criticism(critic.update(samples)) if critic is not None else {}
     anchors.move(step)
     distilled = online.update(watch, step) if online is not None and watch is not None else {}
     swapped_at = time.perf_counter()
@@ -154,7 +173,7 @@ def _step(
     learn_histories(stages.engine, made.rollout_R)
     ended = time.perf_counter()
     own = surprise(made.rollout_R, config.rollout.sampling())
-    metrics = metrics_of(made, scored, update, stages.reward.names, own) | of_terms(update.term, held, taught)
+    metrics = metrics_of(made, scored, update, stages.reward.names, own) | of_terms(update.term, held, taught) | criticized
     metrics |= distilled | share_of(distilled, ended - began) | supplied(supply.counts) | {
         "time/reward_s": made.reward_s, "time/weights_s": ended - swapped_at, "time/step_s": ended - began,
         "time/training_s": update.wall_s - (watch.wall_s if watch is not None else 0.0),

@@ -11,7 +11,7 @@ import numpy as np
 
 from respec.report.surprise import Surprise
 from respec.stages import Stages, evaluate
-from respec.types import Rollout, RolloutStats, ScoredRollout, UpdateStats
+from respec.types import CriticStats, Rollout, RolloutStats, ScoredRollout, UpdateStats
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,6 @@ def metrics_of(
         "reward/fell_back": sum(bool(item.fell_back) for item in scored),
         "length/mean": lengths.mean(), "length/max": lengths.max(),
         "length/truncated_share": np.mean([item.rollout.truncated for item in scored]),
-        "group/no_spread_share": np.mean([np.ptp(group) == 0 for group in groups]),
         "policy/loss": update.loss, "policy/entropy": update.entropy, "policy/clip_fraction": update.clip_fraction,
         "policy/grad_norm": update.grad_norm, "policy/lr": update.lr, "policy/ratio_mean": update.ratio_mean,
         "policy/mismatch_mean": update.mismatch_mean, "policy/mismatch_max": update.mismatch_max,
@@ -82,6 +81,8 @@ def metrics_of(
         "time/generation_s": stats.wall_s, "time/prefill_s": stats.prefill_s, "time/draft_s": stats.draft_s,
         "time/verify_s": stats.verify_s, "time/overhead_s": stats.overhead_s,
     }  # fmt: skip
+    if any(len(group) > 1 for group in groups):
+        metrics["group/no_spread_share"] = np.mean([np.ptp(group) == 0 for group in groups])
     for name in dict.fromkeys((*names, *scored[0].part)):
         parts = [item.part[name] for item in scored if item.part[name] is not None]
         if parts:
@@ -123,6 +124,8 @@ def fallen(metrics: Mapping[str, float], before: float, floor: float) -> list[st
         f"the policy's entropy has fallen to {entropy:.3f} nats a token, under policy.entropy_floor ({floor}): it explores little by now. "
         "Raise policy.entropy_bonus or policy.clip_high, hold it to a reference, or lower policy.lr"
     ]
+
+
 def supplied(counts: Supplied | None) -> dict[str, float]:
     """What filters and a budget of tokens did in a step, as metrics; none of a run without either."""
     if counts is None:
@@ -133,6 +136,17 @@ def supplied(counts: Supplied | None) -> dict[str, float]:
         "collect/carried_tokens": float(counts.carried_tokens), "collect/left_tokens": float(counts.left_tokens),
         "collect/expired_tokens": float(counts.expired_tokens),
     }  # fmt: skip
+
+
+def criticism(stats: CriticStats) -> dict[str, float]:
+    """What the critic expected and learned in a step."""
+    metrics = {
+        "critic/loss": stats.loss, "critic/clip_fraction": stats.clip_fraction, "critic/value_mean": stats.value_mean,
+        "critic/return_mean": stats.return_mean, "critic/grad_norm": stats.grad_norm, "critic/lr": stats.lr, "time/critic_s": stats.wall_s,
+    }  # fmt: skip
+    if stats.explained_variance is not None:
+        metrics["critic/explained_variance"] = stats.explained_variance
+    return metrics
 
 
 def evaluation(stages: Stages, step: int, final: bool) -> dict[str, float]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from respec.config import Config
 from respec.entropy import probe, warnings
 from respec.models.load import Policy
 from respec.naming import evaluation
-from respec.online import OnlineLearner
 from respec.policy.learner import PolicyLearner
 from respec.policy.warmup import warm_up
 from respec.report.live import View
@@ -22,15 +21,22 @@ from respec.tasks.task import Task
 from respec.weights.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
 
+class Part(Protocol):
+    """Something of a run that a checkpoint keeps: numbers and tensors."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+
 def take_up(
     run: RunDir, checkpoint: Checkpoint | None, policy: Policy, learner: PolicyLearner, supply: Supply, view: View
-) -> tuple[int, float, Mapping[str, Any] | None]:
-    """Puts the run back to its last checkpoint; returns its step, the seconds spent until then and the drafter learner's state."""
+) -> tuple[int, float, Mapping[str, Any]]:
+    """Puts the run back to its last checkpoint; returns its step, the seconds spent until then and the states of what else learns, none for a
+    run that begins."""
     if checkpoint is None:
         if run.last_step is not None:
             view.say("no checkpoint was written before the last stop: the run begins again")
         run.cut_back(-1)
-        return 0, 0.0, None
+        return 0, 0.0, {}
     state = load_checkpoint(checkpoint, policy)
     learner.load_state_dict(state)
     supply.load_state_dict(state.get("supply", {}), checkpoint.step)
@@ -45,7 +51,7 @@ def take_up(
     for record in run.read_metrics():
         view.step(record.step, record.metrics, past=True)
     spent_s = sum(record.metrics.get("time/step_s", 0.0) for record in run.read_metrics())
-    return checkpoint.step, spent_s, state.get("drafter")
+    return checkpoint.step, spent_s, state
 
 
 def begin(config: Config, policy: Policy, task: Task, view: View) -> None:
@@ -81,14 +87,11 @@ def save(
     run: RunDir,
     policy: Policy,
     learner: PolicyLearner,
-    supply: Supply,
-    online: OnlineLearner | None,
+    parts: Mapping[str, Part | None],
     step: int,
     view: View,
 ) -> None:
+    """A checkpoint of the policy, its learner and the `parts`, by the names their states are taken up under."""
     view.phase("checkpoint")
-    state = {**learner.state_dict(), "supply": supply.state_dict()}
-    state |= {"drafter": online.state_dict()} if online is not None else {}
+    state = {**learner.state_dict(), **{name: part.state_dict() for name, part in parts.items() if part is not None}}
     save_checkpoint(run.path, step, policy, state, {"step": step}, run.config.checkpoint.keep)
-    if online is not None:
-        online.save(run)

@@ -94,8 +94,8 @@ def test_draws_of_one_row_are_groups_of_their_own(make_rollout) -> None:
 
 
 def test_refusals(make_rollout) -> None:
-    with pytest.raises(ConfigError, match="no 'gae'; known: batch_whitened, group,"):
-        advantages(scored(make_rollout, [[1.0, 0.0]]), "gae")
+    with pytest.raises(ConfigError, match="no 'gea'; known: batch_whitened, gae, group,"):
+        advantages(scored(make_rollout, [[1.0, 0.0]]), "gea")
     for estimator in GROUP_RELATIVE:
         with pytest.raises(ConfigError, match="row 0 has one sample"):
             advantages(scored(make_rollout, [[1.0]]), estimator)

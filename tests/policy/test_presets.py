@@ -33,12 +33,15 @@ def test_a_factor_set_by_hand_wins() -> None:
 @pytest.mark.parametrize(
     ("factor", "known"),
     [
-        ("estimator", "batch_whitened, group, group_centred_batch_whitened, group_without_std, leave_one_out"),
+        (
+            "estimator",
+            "batch_whitened, gae, group, group_centred_batch_whitened, group_without_std, leave_one_out, vtrace",
+        ),
         ("surrogate", "cispo, gspo, ppo_clip, reinforce"),
         ("aggregation", "budget, constant, sequence_mean, token_mean"),
         ("correction", "decoupled, mis, mis_sequence, none, tis, tis_sequence"),
     ],
 )
 def test_unknown_names_are_refused_with_the_known_ones(factor: str, known: str) -> None:
-    with pytest.raises(ConfigError, match=f"policy.{factor}: there is no 'vtrace'; known: {known}"):
-        resolve(PolicyConfig.model_validate({factor: "vtrace"}))
+    with pytest.raises(ConfigError, match=f"policy.{factor}: there is no 'qtrace'; known: {known}"):
+        resolve(PolicyConfig.model_validate({factor: "qtrace"}))

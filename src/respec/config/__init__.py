@@ -1,6 +1,7 @@
 """The configuration: read from TOML, changed by `--set a.b=value`, never by the program."""
 
 from respec.config.collect import CollectConfig
+from respec.config.critic import CriticConfig
 from respec.config.drafter import DrafterConfig
 from respec.config.policy import PolicyConfig
 from respec.config.reading import load_config, parse_config
@@ -23,6 +24,7 @@ __all__ = [
     "CheckpointConfig",
     "CollectConfig",
     "Config",
+    "CriticConfig",
     "DrafterConfig",
     "EvalConfig",
     "ModelConfig",

@@ -13,7 +13,7 @@ class PolicyConfig(Room):
     """The policy learner. `algorithm` is a preset of estimator x surrogate x aggregation x correction; a factor set here wins."""
 
     algorithm: Literal[
-        "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gspo", "cispo", "dapo", "c3po"
+        "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gspo", "cispo", "dapo", "c3po", "ppo"
     ] = "grpo"  # fmt: skip
     estimator: str | None = None
     surrogate: str | None = None

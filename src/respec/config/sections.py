@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from respec.config.collect import CollectConfig
+from respec.config.critic import CriticConfig
 from respec.config.drafter import DrafterConfig
 from respec.config.policy import PolicyConfig
 from respec.config.room import Room
@@ -119,6 +120,7 @@ class Config(Room):
     speculation: SpeculationConfig = SpeculationConfig()
     collect: CollectConfig = CollectConfig()
     policy: PolicyConfig = PolicyConfig()
+    critic: CriticConfig = CriticConfig()
     reference: ReferenceConfig = ReferenceConfig()
     teacher: TeacherConfig = TeacherConfig()
     drafter: DrafterConfig = DrafterConfig()
@@ -136,6 +138,12 @@ class Config(Room):
         if self.drafter.learn and "eagle" not in self.speculation.wanted:
             raise ValueError(
                 "drafter.learn is on, but drafter 'eagle' is not among those of [speculation]; name it there"
+            )
+        terms = self.policy.entropy_bonus or (self.reference.kl and self.reference.kl_in == "loss") or self.teacher.path
+        if self.critic.head_start and terms:
+            raise ValueError(
+                "critic.head_start holds the policy still while the critic learns, and got a term that moves it all the same (policy.entropy_bonus, "
+                "reference.kl in the loss, or a teacher); set critic.head_start = 0, or leave the terms out"
             )
         if self.drafter.async_steps and self.drafter.learn and self.speculation.mode == "rejection":
             raise ValueError(

@@ -6,12 +6,11 @@ import math
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from respec.errors import NonFiniteError
 
 
-def adamw(model: PreTrainedModel, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999)) -> torch.optim.AdamW:
+def adamw(model: nn.Module, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999)) -> torch.optim.AdamW:
     """AdamW (Loshchilov & Hutter 2019) over all trained weights; matrices decay, norms and biases do not."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in trained if parameter.ndim >= 2]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from respec.errors import TaskError
-from respec.types import Batch, Sample
+from respec.types import Batch, Rollout, Sample
 
 
 def pack(samples: Sequence[Sample], tokens_per_microbatch: int, temperature: float) -> tuple[Batch, ...]:
@@ -20,7 +20,7 @@ def pack(samples: Sequence[Sample], tokens_per_microbatch: int, temperature: flo
     """
     return tuple(
         _lay_out([samples[i] for i in indices], temperature)
-        for indices in bins([_length(sample) for sample in samples], tokens_per_microbatch)
+        for indices in bins([length_of(sample.scored.rollout) for sample in samples], tokens_per_microbatch)
     )
 
 
@@ -79,8 +79,8 @@ def lay_out(
     )
 
 
-def _length(sample: Sample) -> int:
-    rollout = sample.scored.rollout
+def length_of(rollout: Rollout) -> int:
+    """Tokens of prompt and completion. Raises TaskError for a prompt without tokens."""
     if not rollout.prompt.token_ids:
         raise TaskError(
             f"row {rollout.prompt.row}: the prompt has no tokens, so nothing predicts its completion's first token; "

@@ -10,11 +10,12 @@ from respec.errors import ConfigError
 from respec.policy.corrections import CORRECTIONS
 from respec.policy.estimators import ESTIMATORS
 from respec.policy.losses import AGGREGATIONS, SURROGATES, Bounds
+from respec.policy.valued import VALUED
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Names of the four factors: keys of ESTIMATORS, SURROGATES, AGGREGATIONS, CORRECTIONS; and how far a ratio may go, as in its paper.
+    """Names of the four factors: keys of ESTIMATORS or VALUED, SURROGATES, AGGREGATIONS, CORRECTIONS; and how far a ratio may go, as in its paper.
 
     `filter`, a key of FILTERS, says which groups are learned from.
     """
@@ -43,6 +44,7 @@ PRESETS: dict[str, Algorithm] = {
     "dapo": Algorithm("group", "ppo_clip", "token_mean", "none", 0.2, 0.28, "spread"),
     # samples that a budget left over come from an older policy than the others: TIS weighs them
     "c3po": Algorithm("group", "ppo_clip", "budget", "tis"),
+    "ppo": Algorithm("gae", "ppo_clip", "token_mean", "none"),
 }
 
 
@@ -50,7 +52,7 @@ def resolve(config: PolicyConfig) -> Algorithm:
     """The preset with the configuration's own factors put in. Raises ConfigError naming the known names."""
     preset = PRESETS[_known("algorithm", config.algorithm, PRESETS)]
     return Algorithm(
-        _known("estimator", config.estimator or preset.estimator, ESTIMATORS),
+        _known("estimator", config.estimator or preset.estimator, {**ESTIMATORS, **VALUED}),
         _known("surrogate", config.surrogate or preset.surrogate, SURROGATES),
         _known("aggregation", config.aggregation or preset.aggregation, AGGREGATIONS),
         _known("correction", config.correction or preset.correction, CORRECTIONS),

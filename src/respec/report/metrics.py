@@ -38,6 +38,19 @@ METRICS: dict[str, Metric] = {
     "policy/mismatch_max": Metric("nats", "maximum over completion tokens", "|trainer - rollout| log-probability"),
     "policy/tokens": Metric("tokens", "count", "completion tokens learned from in this step"),
     "policy/minibatches": Metric("updates", "count", "optimizer steps taken"),
+    "critic/loss": Metric(
+        "reward²", "mean over mini-batches", "half the squared error of the critic's values, clipped"
+    ),
+    "critic/explained_variance": Metric(
+        "share",
+        "over completion tokens",
+        "of the returns' variance, what the values foretold before the update; below 0: worse than a constant",
+    ),
+    "critic/clip_fraction": Metric("share", "mean over tokens and epochs", "values that moved too far to be taught on"),
+    "critic/value_mean": Metric("reward", "mean over completion tokens", "what the critic expected, before the update"),
+    "critic/return_mean": Metric("reward", "mean over completion tokens", "what it is taught to expect"),
+    "critic/grad_norm": Metric("norm", "mean over mini-batches", "the critic's gradient norm before clipping"),
+    "critic/lr": Metric("rate", "last", "the critic's learning rate"),
     "distill/reverse_kl": Metric("nats", "mean over completion tokens", "KL(policy || teacher), sampled or exact"),
     "distill/forward_kl": Metric("nats", "mean over completion tokens", "KL(teacher || policy) at the policy's tokens"),
     "distill/jsd": Metric(
@@ -122,6 +135,7 @@ METRICS: dict[str, Metric] = {
     "time/overhead_s": Metric("s", "sum", "part of generation: everything else"),
     "time/reward_s": Metric("s", "sum", "scoring"),
     "time/training_s": Metric("s", "sum", "the policy's update, without what the drafter's learner looked at in it"),
+    "time/critic_s": Metric("s", "sum", "the critic: its values before the policy's update, and its own update"),
     "time/reference_s": Metric("s", "sum", "asking reference and teacher for log-probabilities, before the update"),
     "time/drafter_s": Metric("s", "sum", "the drafter's learning, as far as the step waited for it"),
     "time/drafter_update_s": Metric("s", "sum", "the drafter's update itself, wherever it ran"),

@@ -19,7 +19,7 @@ SPARKS = "▁▂▃▄▅▆▇█"
 SPLIT = (
     ("generation", "cyan", ("time/generation_s",)),
     ("reward", "yellow", ("time/reward_s",)),
-    ("training", "magenta", ("time/training_s",)),
+    ("training", "magenta", ("time/training_s", "time/critic_s")),
 )
 # Measuring a run is no part of what a step costs it.
 ASIDE = ("time/eval_s", "time/compare_s")

@@ -25,6 +25,7 @@ def summarize(steps: Sequence[StepMetrics], planned: int, wall_s: float, run_dir
     before = accuracy[0][1] if accuracy and accuracy[0][0] == 0 else None
     after = accuracy[-1][1] if accuracy and accuracy[-1][0] > 0 else None
     generation, reward, training = (_sum(rl, f"time/{name}_s") for name in ("generation", "reward", "training"))
+    training += _sum(rl, "time/critic_s")
     other = _sum(rl, "time/step_s") - _sum(rl, "time/compare_s") - generation - reward - training
     last = rl[-1] if rl else {}
     return {

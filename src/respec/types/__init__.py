@@ -19,7 +19,7 @@ from respec.types.drawing import (
     Stream,
     Version,
 )
-from respec.types.learning import Batch, EvalResult, Sample, ScoredRollout, UpdateStats, WarmupStats
+from respec.types.learning import Batch, CriticStats, EvalResult, Sample, ScoredRollout, UpdateStats, WarmupStats
 from respec.types.rounds import Load, RolloutStats, RoundRecord
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "PLAIN",
     "Ask",
     "Batch",
+    "CriticStats",
     "EvalResult",
     "Finish",
     "Load",

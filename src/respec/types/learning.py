@@ -30,12 +30,17 @@ class ScoredRollout:
 
 @dataclass(frozen=True)
 class Sample:
-    """A scored rollout with the advantage of each token, and its log-probability under the reference where the loss holds the policy to one.
-    Made by `policy.advantages`, read by `policy.pack`."""
+    """A scored rollout with the advantage of each token. Made by `policy.advantages`, read by `policy.pack`.
+
+    Only where the loss holds the policy to a reference: `reference_T`, the token's log-probability under it. Only where there is a critic:
+    `value_T`, what it expected before each token, and `return_T`, what it is to learn to expect.
+    """
 
     scored: ScoredRollout
     advantage_T: Float32[np.ndarray, "T"]
     reference_T: Float32[np.ndarray, "T"] | None = None
+    value_T: Float32[np.ndarray, "T"] | None = None
+    return_T: Float32[np.ndarray, "T"] | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,21 @@ class UpdateStats:
     minibatches: int
     wall_s: float
     term: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CriticStats:
+    """What one `policy.critic_learner.update` did. Means over completion tokens; `explained_variance` is of the values that the advantages
+    were made with, before the update, and None where the returns do not vary. `wall_s`: those values and the update."""
+
+    loss: float
+    clip_fraction: float
+    explained_variance: float | None
+    value_mean: float
+    return_mean: float
+    grad_norm: float
+    lr: float
+    wall_s: float
 
 
 @dataclass(frozen=True)
