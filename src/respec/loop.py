@@ -20,6 +20,7 @@ from respec.errors import ConfigError
 from respec.models.load import load_policy
 from respec.naming import Generated, evaluation, fallen, metrics_of, of_terms
 from respec.online import OnlineLearner, online_learner, share_of
+from respec.policy.adapters import choose_trained
 from respec.policy.advantages import advantages
 from respec.policy.learner import PolicyLearner
 from respec.policy.presets import resolve
@@ -68,6 +69,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
         torch.set_num_threads(config.run.threads)
         policy = load_policy(config.model)
         resolve(config.policy)
+        choose_trained(policy.model, config.policy, config.run.seed)
         task = load_task(config.task, policy.tokenizer, policy.context_length, config.rollout.max_new_tokens)
         if config.rollout.group_size < 2:
             raise ConfigError(

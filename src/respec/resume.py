@@ -18,6 +18,7 @@ from respec.report.run_dir import RunDir
 from respec.stages import Stages
 from respec.tasks.task import Task
 from respec.weights.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from respec.weights.export import save_model
 
 
 def take_up(
@@ -56,8 +57,7 @@ def begin(config: Config, policy: Policy, task: Task, view: View) -> None:
     )
     view.say(f"warm-up: {stats.steps} steps on worked solutions, loss {stats.first_loss:.3f} -> {stats.last_loss:.3f}")
     if config.warmup.save_to is not None:
-        policy.model.save_pretrained(config.warmup.save_to)
-        policy.tokenizer.save_pretrained(config.warmup.save_to)
+        save_model(policy, config.warmup.save_to)
         view.say(f"the warmed-up policy is in '{config.warmup.save_to}'")
 
 

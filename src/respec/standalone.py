@@ -23,6 +23,7 @@ from respec.tasks.reward import RewardWorker
 from respec.tasks.task import load_task
 from respec.types import Ask, EvalResult, Rollout, RolloutStats, Sampling, Stream
 from respec.weights.checkpoint import latest_checkpoint
+from respec.weights.export import save_model
 from respec.weights.publish import publish
 
 WARMED_UP = "warm-up"
@@ -45,8 +46,7 @@ def warm_up_alone(config: Config, view: View, to: Path | None = None) -> dict[st
     stats = warm_up(
         policy, pairs, config.warmup, config.run.seed, lambda done, loss: view.advance(done, f"loss {loss:.3f}")
     )
-    policy.model.save_pretrained(target)
-    policy.tokenizer.save_pretrained(target)
+    save_model(policy, target)
     after = evaluate_alone(config, view, target)
     return {
         "steps": stats.steps, "first_loss": stats.first_loss, "last_loss": stats.last_loss, "tokens": stats.tokens,

@@ -1,7 +1,7 @@
 """The configuration: read from TOML, changed by `--set a.b=value`, never by the program."""
 
 from respec.config.drafter import DrafterConfig
-from respec.config.policy import PolicyConfig
+from respec.config.policy import LoraConfig, PolicyConfig
 from respec.config.reading import load_config, parse_config
 from respec.config.room import Room
 from respec.config.sections import (
@@ -23,6 +23,7 @@ __all__ = [
     "Config",
     "DrafterConfig",
     "EvalConfig",
+    "LoraConfig",
     "ModelConfig",
     "PolicyConfig",
     "ReferenceConfig",
