@@ -18,7 +18,7 @@ from respec.report.run_dir import RunDir
 from respec.stages import Stages
 from respec.tasks.task import Task
 from respec.weights.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from respec.weights.export import save_model
+from respec.weights.export import export_adapter, save_model
 
 
 def take_up(
@@ -76,5 +76,7 @@ def save(
     view.phase("checkpoint")
     state = {**learner.state_dict(), **({"drafter": online.state_dict()} if online is not None else {})}
     save_checkpoint(run.path, step, policy, state, {"step": step}, run.config.checkpoint.keep)
+    if step == run.config.run.steps:
+        export_adapter(policy, run.path)
     if online is not None:
         online.save(run)

@@ -1,4 +1,4 @@
-"""Single stages of a run, for the command line and for scripts: warm-up, evaluation, generation."""
+"""Single stages of a run, for the command line and for scripts: warm-up, evaluation, generation, export."""
 
 from __future__ import annotations
 
@@ -113,6 +113,13 @@ def generate_alone(
     if say is not None:
         say(f"{sum(p.numel() for p in policy.model.parameters()) / 1e6:.1f} M parameters loaded")
     return engine.rollout([Ask(prompt, Stream.BENCH, 0, samples) for prompt in prompts], sampling, planner)
+
+
+def export_merged(model: str, folder: Path, dtype: str) -> None:
+    """Writes a policy as a Hugging Face folder of that dtype; an adapter is merged in float32, then rounded."""
+    policy = load_policy(ModelConfig(path=model, device="cpu"))
+    policy.model.to(getattr(torch, dtype))
+    save_model(policy, folder)
 
 
 def model_of(path: str) -> str:

@@ -103,7 +103,9 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> None:
             f"the adapter in '{folder}' is of other layers, rank or dtype than the model's ({len(odd)} weights, first: {odd[0]})"
         )
     if base not in (None, fingerprint(model)):
-        raise ModelError(f"the adapter in '{folder}' was trained on other weights than those below it now; load it on its own base model")
+        raise ModelError(
+            f"the adapter in '{folder}' was trained on other weights than those below it now; load it on its own base model"
+        )
     with torch.no_grad():
         for name, weight in own.items():
             weight.copy_(saved[name])
@@ -120,7 +122,9 @@ def read_adapter_config(folder: Path) -> dict[str, Any] | None:
     more = [key for key in ("modules_to_save", "layer_replication", "trainable_token_indices") if said.get(key)]
     if said.get("peft_type") != "LORA" or said.get("bias", "none") != "none" or more:
         got = ", ".join([str(said.get("peft_type")), f"bias {said.get('bias')}", *more])
-        raise ModelError(f"the adapter in '{folder}' is {got}; handled are LoRA and DoRA on linear layers, without biases")
+        raise ModelError(
+            f"the adapter in '{folder}' is {got}; handled are LoRA and DoRA on linear layers, without biases"
+        )
     return said
 
 
@@ -146,7 +150,7 @@ def merge_folder(model: PreTrainedModel, folder: Path) -> None:
 def inject(model: PreTrainedModel, config: Any) -> None:
     """Puts peft's layers into the model, in place; only they have gradients then. Raises ValueError for targets that are not linear layers."""
     library = peft()
-    library.inject_adapter_in_model(config, model, NAME)
+    library.inject_adapter_in_model(config, model, NAME).train(model.training)
     layers = [m for m in model.modules() if isinstance(m, library.tuners.tuners_utils.BaseTunerLayer)]
     if odd := {type(layer).__name__ for layer in layers if not _layer_is_adapted(layer)}:
         raise ValueError(f"it adapts layers that are not linear ({', '.join(sorted(odd))})")

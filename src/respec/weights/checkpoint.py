@@ -134,8 +134,8 @@ def load_checkpoint(checkpoint: Checkpoint, policy: Policy) -> dict[str, Any]:
 def _load_weights(folder: Path, policy: Policy) -> None:
     if (folder / ADAPTER).is_file() != is_adapted(policy.model):
         raise CheckpointError(
-            f"the checkpoint '{folder}' is of a run {'with' if not is_adapted(policy.model) else 'without'} [policy.lora], the one configured is not; "
-            "go on with the configuration that wrote it"
+            f"the checkpoint '{folder}' is of a run {'without' if is_adapted(policy.model) else 'with'} [policy.lora], the one configured is "
+            "not; go on with the configuration that wrote it"
         )
     if is_adapted(policy.model):
         try:
