@@ -13,9 +13,9 @@ from respec.policy.adapters import choose_trained, matched, with_lora
 from respec.policy.learner import PolicyLearner
 from respec.policy.logprobs import token_logprobs
 from respec.policy.pack import pack
+from respec.rollout.draft.suffix import SuffixDrafter
 from respec.rollout.engine import Engine
 from respec.types import PLAIN, Ask, Plan, Prompt, Sample, Sampling, ScoredRollout, Stream
-from respec.rollout.draft.suffix import SuffixDrafter
 from respec.weights.publish import publish
 
 pytest.importorskip("peft")

@@ -60,5 +60,5 @@ def test_eight_bit_moments_come_back_bit_for_bit(make_policy, make_samples, kind
         learner.update(samples, 1.0)
     weights = [policy.model.state_dict() for policy in policies]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    with pytest.raises(CheckpointError, match="does not fit the model or policy.optimizer"):
+    with pytest.raises(CheckpointError, match=r"does not fit the model or policy\.optimizer"):
         PolicyLearner(policies[0], PolicyConfig(), 10).load_state_dict(state)
