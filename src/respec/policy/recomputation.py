@@ -1,6 +1,6 @@
 """Activations computed a second time instead of kept (gradient checkpointing: Chen et al. 2016, arXiv 1604.06174): a layer keeps its input alone.
 
-It costs a second forward pass, a fourth of an update, and changes no bit of it: so whether it is worth it may be asked anew each time.
+It costs a second forward pass, and changes no bit of an update: so whether it is worth it may be asked anew each time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def is_wanted(setting: Literal["auto"] | bool, model: PreTrainedModel, tokens: i
 
 
 def activation_bytes(model: PreTrainedModel, tokens: int) -> int:
-    """What a forward pass over packed tokens keeps for its backward pass, without the head; an estimate, a fifth off at most.
+    """What a forward pass over packed tokens keeps for its backward pass, without the head; an estimate, from above: on SmolLM2 it is 6 % more.
 
     A layer keeps for each token, of transformers' code: twice three vectors of the hidden size at its norms and one where attention ends;
     queries and what attention makes of them, both padded; keys and values, padded; four vectors of the MLP's inner size.
