@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from respec.config import LoraConfig, PolicyConfig, parse_config
 from respec.errors import ConfigError
@@ -90,6 +91,33 @@ def test_the_merged_snapshot_decodes_what_the_adapter_trains(make_policy, make_s
     merged = make_policy()
     merged.model.load_state_dict(dict(plain_state(policy.model)))
     assert (token_logprobs(merged.model, batch, 64)[0] - again_C).abs().max() < 1e-10
+
+
+class Products(TorchDispatchMode):
+    """Shapes that matrix products make within."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[tuple[int, ...]] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_):
+            self.shapes.add(tuple(made.shape))
+        return made
+
+
+def test_no_gradient_of_a_frozen_weight_is_computed(make_policy, make_samples):
+    (batch,) = pack(make_samples(ADVANTAGES), 10_000, 1.0)
+    made = []
+    for config in (PolicyConfig(), PolicyConfig(lora=LORA[0])):
+        model = adapted(make_policy(), config).model
+        below = {tuple(w.shape) for name, w in model.named_parameters() if ".lora_" not in name and w.ndim == 2}
+        logprob_C, _ = token_logprobs(model, batch, 64)
+        with Products() as products:
+            logprob_C.sum().backward()
+        made.append(below & products.shapes)
+    assert made[0] == below and not made[1]
 
 
 def test_an_adapter_learns(make_policy, make_samples):

@@ -24,7 +24,7 @@ def choose_trained(model: PreTrainedModel, config: PolicyConfig, seed: int) -> N
     freeze(model, config.freeze)
 
 
-def with_lora(model: PreTrainedModel, config: LoraConfig, seed: int) -> PreTrainedModel:
+def with_lora(model: PreTrainedModel, config: LoraConfig, seed: int = 0) -> PreTrainedModel:
     """The same model, its weights frozen, with an adapter at each linear layer of `config.targets`: A random, B zero, so that the policy
     is as before (LoRA, arXiv 2106.09685, section 4.1). Raises ConfigError for a target that is none, and without peft.
     """
