@@ -137,6 +137,26 @@ def test_the_critic_goes_on_where_it_was(tmp_path):
 def test_a_group_of_one_is_refused_where_groups_are_compared(tmp_path):
     done = run(tmp_path / "run", "rollout.group_size=1")
     assert done.returncode == 2 and "as estimator 'group' does; use 2 or more (got 1)" in done.stderr
+LORA = (
+    "policy.lora.r=4", "policy.lora.dora=true", "policy.lr=1e-2", "policy.gradient_checkpointing=true", "run.steps=4", "task.eval_size=4",
+    "eval.every=0", "policy.estimator=batch_whitened",
+)  # fmt: skip
+
+
+def test_an_adapter_is_taken_up_where_it_was_and_the_run_ends_with_it_in_its_folder(tmp_path):
+    pytest.importorskip("peft")
+    whole, folder = tmp_path / "whole", tmp_path / "killed"
+    done = run(whole, *LORA)
+    assert done.returncode == 0, done.stderr
+    kill_and_go_on(folder, 3, *LORA)
+    assert recorded(folder) == recorded(whole)
+    ours, theirs = (load_file(path / "adapter" / "adapter_model.safetensors") for path in (folder, whole))
+    assert all((ours[name] == theirs[name]).all() for name in theirs)
+    assert any(weight.any() for name, weight in theirs.items() if "lora_B" in name)
+    step = whole / "checkpoints" / "000004"
+    assert sum(file.stat().st_size for file in step.iterdir()) < 14e6 / 3, "no weights of the base"
+    compared = [line for line in recorded(whole)[0] if "rollout/tokens_identical" in line]
+    assert len(compared) == 2 and all(line["rollout/tokens_identical"] == 1.0 for line in compared)
 
 
 def test_a_finished_run_stands_and_says_how_it_went(whole):

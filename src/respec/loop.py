@@ -21,6 +21,7 @@ from respec.errors import ConfigError
 from respec.models.load import load_policy
 from respec.naming import Generated, criticism, evaluation, fallen, metrics_of, of_terms, supplied
 from respec.online import OnlineLearner, online_learner, share_of
+from respec.policy.adapters import choose_trained
 from respec.policy.advantages import advantages
 from respec.policy.critic_learner import CriticLearner, critic_learner
 from respec.policy.estimators import GROUP_RELATIVE
@@ -87,6 +88,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
         torch.set_num_threads(config.run.threads)
         policy = load_policy(config.model)
         algorithm = resolve(config.policy)
+        choose_trained(policy.model, config.policy, config.run.seed)
         task = load_task(config.task, policy.tokenizer, policy.context_length, config.rollout.max_new_tokens)
         if config.rollout.group_size < 2 and algorithm.estimator in GROUP_RELATIVE:
             raise ConfigError(

@@ -19,6 +19,7 @@ from respec.stages import Stages
 from respec.supply import Supply
 from respec.tasks.task import Task
 from respec.weights.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from respec.weights.export import export_adapter, save_model
 
 
 class Part(Protocol):
@@ -65,8 +66,7 @@ def begin(config: Config, policy: Policy, task: Task, view: View) -> None:
     )
     view.say(f"warm-up: {stats.steps} steps on worked solutions, loss {stats.first_loss:.3f} -> {stats.last_loss:.3f}")
     if config.warmup.save_to is not None:
-        policy.model.save_pretrained(config.warmup.save_to)
-        policy.tokenizer.save_pretrained(config.warmup.save_to)
+        save_model(policy, config.warmup.save_to)
         view.say(f"the warmed-up policy is in '{config.warmup.save_to}'")
 
 
@@ -95,3 +95,5 @@ def save(
     view.phase("checkpoint")
     state = {**learner.state_dict(), **{name: part.state_dict() for name, part in parts.items() if part is not None}}
     save_checkpoint(run.path, step, policy, state, {"step": step}, run.config.checkpoint.keep)
+    if step == run.config.run.steps:
+        export_adapter(policy, run.path)

@@ -1,4 +1,4 @@
-"""Single stages of a run, for the command line and for scripts: warm-up, evaluation, generation."""
+"""Single stages of a run, for the command line and for scripts: warm-up, evaluation, generation, export."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from respec.tasks.reward import RewardWorker
 from respec.tasks.task import load_task
 from respec.types import Ask, EvalResult, Rollout, RolloutStats, Sampling, Stream
 from respec.weights.checkpoint import latest_checkpoint
+from respec.weights.export import save_model
 from respec.weights.publish import publish
 
 WARMED_UP = "warm-up"
@@ -48,20 +49,15 @@ def warm_up_alone(config: Config, view: View, to: Path | None = None, checkpoint
     def on_step(done: int, loss: float) -> None:
         view.advance(done, f"loss {loss:.3f}")
         if done in between:
-            _save(policy, target / f"step-{done:06d}")
+            save_model(policy, target / f"step-{done:06d}")
 
     stats = warm_up(policy, pairs, config.warmup, config.run.seed, on_step)
-    _save(policy, target)
+    save_model(policy, target)
     after = evaluate_alone(config, view, target)
     return {
         "steps": stats.steps, "first_loss": stats.first_loss, "last_loss": stats.last_loss, "tokens": stats.tokens,
         "wall_s": stats.wall_s, "accuracy_before": before.accuracy, "accuracy_after": after.accuracy, "saved_to": str(target),
     }  # fmt: skip
-
-
-def _save(policy: Policy, folder: Path) -> None:
-    policy.model.save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
 
 
 def evaluate_alone(
@@ -128,6 +124,13 @@ def generate_alone(
     if say is not None:
         say(f"{sum(p.numel() for p in policy.model.parameters()) / 1e6:.1f} M parameters loaded")
     return engine.rollout([Ask(prompt, Stream.BENCH, 0, samples) for prompt in prompts], sampling, planner)
+
+
+def export_merged(model: str, folder: Path, dtype: str) -> None:
+    """Writes a policy as a Hugging Face folder of that dtype; an adapter is merged in float32, then rounded."""
+    policy = load_policy(ModelConfig(path=model, device="cpu"))
+    policy.model.to(getattr(torch, dtype))
+    save_model(policy, folder)
 
 
 def model_of(path: str) -> str:

@@ -24,13 +24,13 @@ WORDS = 23
 
 @pytest.fixture
 def make_policy() -> Callable[..., Policy]:
-    """`make_policy(dtype=float64)`: the same random Qwen3 at every call, with a tokenizer of one token a letter."""
+    """`make_policy(dtype=float64, hidden=16)`: the same random Qwen3 at every call, with a tokenizer of one token a letter."""
 
-    def make(dtype: torch.dtype = torch.float64) -> Policy:
+    def make(dtype: torch.dtype = torch.float64, hidden: int = 16) -> Policy:
         config = Qwen3Config(
             vocab_size=WORDS,
-            hidden_size=16,
-            intermediate_size=24,
+            hidden_size=hidden,
+            intermediate_size=hidden + hidden // 2,
             num_hidden_layers=2,
             num_attention_heads=4,
             num_key_value_heads=2,

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
+from safetensors.torch import load, save
 
+from respec.config import PolicyConfig
+from respec.errors import CheckpointError, ConfigError
+from respec.policy.learner import PolicyLearner
 from respec.policy.optim import adamw, learning_rate
 
 
@@ -27,3 +33,32 @@ def test_only_matrices_decay(make_policy) -> None:
     assert free["weight_decay"] == 0.0 and all(p.ndim == 1 for p in free["params"])
     assert len(decayed["params"]) + len(free["params"]) == len(list(model.parameters()))
     assert not any(torch.equal(p, q) for p in free["params"] for q in decayed["params"])
+
+
+@pytest.mark.parametrize("kind", ["adamw_8bit", "paged_adamw_8bit"])
+def test_an_optimizer_that_is_not_installed_is_named_with_what_to_install(make_policy, monkeypatch, kind) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(ConfigError, match=r"policy.optimizer: .*pip install 'respec-rl\[8bit\]'"):
+        PolicyLearner(make_policy(), PolicyConfig(optimizer=kind), 10)
+
+
+@pytest.mark.parametrize("kind", ["adamw_8bit", "paged_adamw_8bit"])
+def test_eight_bit_moments_come_back_bit_for_bit(make_policy, make_samples, kind) -> None:
+    """The one matrix of 4096 weights or more has its moments at 8 bits."""
+    pytest.importorskip("bitsandbytes")
+    samples, config = make_samples((1.0, -1.0, 0.5, -0.5)), PolicyConfig(optimizer=kind, lr=1e-3)
+    policies = [make_policy(torch.float32, hidden=64), make_policy(torch.float32, hidden=64)]
+    one, other = (PolicyLearner(policy, config, 10) for policy in policies)
+    for _ in range(2):
+        one.update(samples, 1.0)
+    state = one.state_dict()
+    tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+    assert any(value.dtype == torch.uint8 for value in tensors.values())
+    policies[1].model.load_state_dict(policies[0].model.state_dict())
+    other.load_state_dict({**state, **load(save(tensors))})
+    for learner in (one, other):
+        learner.update(samples, 1.0)
+    weights = [policy.model.state_dict() for policy in policies]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    with pytest.raises(CheckpointError, match=r"does not fit the model or policy\.optimizer"):
+        PolicyLearner(policies[0], PolicyConfig(), 10).load_state_dict(state)

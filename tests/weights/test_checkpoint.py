@@ -12,9 +12,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config
 
-from respec.config import ModelConfig
+from respec.config import LoraConfig, ModelConfig
 from respec.errors import CheckpointError
 from respec.models.load import Policy, load_policy
+from respec.policy.adapters import with_lora
 from respec.weights.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 
 
@@ -265,3 +266,41 @@ for n in range(1, 10_000):
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-1]) > 10
     assert names(tmp_path) == ["000020"]
+
+
+def make_adapted(seed: int, base: int = 0) -> Policy:
+    """A policy with an adapter in which every number is drawn."""
+    policy = make_policy(base)
+    with_lora(policy.model, LoraConfig(r=2, dora=True), 0)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in policy.model.named_parameters():
+            if ".lora_" in name:
+                weight.normal_()
+    return policy
+
+
+def test_of_an_adapter_only_the_adapter_is_kept_and_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    policy = make_adapted(1)
+    path = save_checkpoint(tmp_path, 3, policy, make_state(), {"step": 3}, keep=2)
+    assert not list(path.glob("model*")) and (path / "adapter_model.safetensors").exists()
+    found, other = latest_checkpoint(tmp_path, silent), make_adapted(2)
+    assert found is not None
+    load_checkpoint(found, other)
+    before = policy.model.state_dict()
+    assert all(torch.equal(weight, before[name]) for name, weight in other.model.state_dict().items())
+
+
+def test_an_adapter_goes_on_its_own_base_and_only_where_one_is_configured(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 3, make_adapted(1), {}, {}, keep=2)
+    found = latest_checkpoint(tmp_path, silent)
+    assert found is not None
+    with pytest.raises(CheckpointError, match="trained on other weights"):
+        load_checkpoint(found, make_adapted(1, base=5))
+    with pytest.raises(CheckpointError, match=r"is of a run with \[policy.lora\], the one configured is not"):
+        load_checkpoint(found, make_policy())
+    save_checkpoint(tmp_path, 4, make_policy(), {}, {}, keep=2)
+    found = latest_checkpoint(tmp_path, silent)
+    assert found is not None
+    with pytest.raises(CheckpointError, match=r"is of a run without \[policy.lora\]"):
+        load_checkpoint(found, make_adapted(1))

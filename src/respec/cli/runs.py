@@ -1,4 +1,4 @@
-"""Runs and their stages: train, warmup, eval, generate, report."""
+"""Runs and their stages: train, warmup, eval, generate, export, report."""
 
 from __future__ import annotations
 

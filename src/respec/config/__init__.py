@@ -3,7 +3,7 @@
 from respec.config.collect import CollectConfig
 from respec.config.critic import CriticConfig
 from respec.config.drafter import DrafterConfig
-from respec.config.policy import PolicyConfig
+from respec.config.policy import LoraConfig, PolicyConfig
 from respec.config.reading import load_config, parse_config
 from respec.config.room import Room
 from respec.config.sections import (
@@ -27,6 +27,7 @@ __all__ = [
     "CriticConfig",
     "DrafterConfig",
     "EvalConfig",
+    "LoraConfig",
     "ModelConfig",
     "PolicyConfig",
     "ReferenceConfig",

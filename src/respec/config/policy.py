@@ -4,9 +4,32 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from respec.config.room import Room
+
+LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+class LoraConfig(Room):
+    """Low-rank adapters: trained in place of the weights, W + alpha / r * B A. All linear layers of the body by default."""
+
+    r: int = Field(default=16, ge=1, description="rank")
+    alpha: float = Field(default=32.0, gt=0, description="scale: the adapter counts alpha / r")
+    dropout: float = Field(default=0.0, description="0 only")
+    targets: tuple[str, ...] = Field(
+        default=LINEAR_LAYERS, min_length=1, description="patterns of linear layers, like q_proj or layers.1*.mlp.*"
+    )
+    dora: bool = Field(default=False, description="learn each output's magnitude apart from its direction")
+
+    @field_validator("dropout")
+    @classmethod
+    def _no_dropout(cls, dropout: float) -> float:
+        if dropout:
+            raise ValueError(
+                "must be 0: with dropout, recomputed log-probabilities would be those of another policy than the one that was sampled"
+            )
+        return dropout
 
 
 class PolicyConfig(Room):
@@ -48,4 +71,17 @@ class PolicyConfig(Room):
     entropy_bonus: float = Field(default=0.0, ge=0, description="times the entropy a token (nats), off the loss")
     entropy_floor: float = Field(
         default=0.0, ge=0, description="nats a token: a line is shown when entropy falls below; 0: never"
+    )
+    freeze: tuple[str, ...] = Field(
+        default=(), description="patterns of weights not to train, like embed_tokens or layers.0.*"
+    )
+    lora: LoraConfig | None = Field(default=None, description="[policy.lora]: train adapters; None: the weights")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="of the learner's matrix products; weights, sums and optimizer stay float32"
+    )
+    gradient_checkpointing: Literal["auto"] | bool = Field(
+        default="auto", description="compute activations twice instead of keeping them; auto: where memory is short"
+    )
+    optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = Field(
+        default="adamw", description="8-bit moments, paged out of a full GPU: from bitsandbytes"
     )

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from respec.models.adapted import plain_state
 from respec.models.attention import lay_out
 from respec.models.decoder import Branches, DecodeShape, KVStore, Pass
 from respec.models.linear import MakeLinear, PackedLinear
@@ -40,7 +41,7 @@ class HFDecoder:
         # rotary tables are made from the configuration and are not in the state dict: take the trained model's own
         for name, buffer in model.named_buffers():
             _set(snapshot, name, buffer.detach().to(device, copy=True))
-        for name, parameter in model.state_dict().items():
+        for name, parameter in plain_state(model):
             _set(snapshot, name, nn.Parameter(parameter.detach().to(device, dtype, copy=True), requires_grad=False))
         for name, module in list(snapshot.named_modules()):
             if isinstance(module, nn.Linear):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from respec.models import kernels
+from respec.models.adapted import weight_of
 from respec.models.decoder import Branches, DecodeShape, KVStore, Pass
 from respec.models.linear import MakeLinear, PackedLinear, padded_rows
 
@@ -130,7 +131,7 @@ def _layer(layer, dtype: torch.dtype, linear: MakeLinear) -> Layer:
 
 
 def _fuse(linears: list, dtype: torch.dtype, make: MakeLinear) -> nn.Module:
-    weight = torch.cat([_rounded(linear.weight, dtype) for linear in linears])
+    weight = torch.cat([_rounded(weight_of(linear), dtype) for linear in linears])
     biases = [linear.bias for linear in linears]
     if all(bias is None for bias in biases):
         return make(weight)

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from respec.config import ModelConfig
 from respec.errors import ModelError
+from respec.models.adapted import merge_folder, read_adapter_config
 from respec.models.packed_attention import PACKED
 
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -26,7 +27,7 @@ class Policy:
     """The model being trained, with what is needed to talk to it. Made by `load_policy`, read by the engine and the learner.
 
     `model` holds the trainer's weights (float32, or float64) and is in eval mode: dropout would make the old policy a
-    different one in each pass. `eos_token_ids` end a completion; `context_length` is in tokens.
+    different one in each pass. `eos_token_ids` end a completion; `context_length` is in tokens. `source` is what it was loaded from.
     """
 
     model: PreTrainedModel
@@ -34,10 +35,12 @@ class Policy:
     eos_token_ids: tuple[int, ...]
     pad_token_id: int
     context_length: int
+    source: str = ""
 
 
 def load_policy(config: ModelConfig, own_dtype: str | None = None) -> Policy:
-    """Loads a local folder, a hub id, or `builtin:demo`, for training with packed attention.
+    """Loads a local folder, a hub id, or `builtin:demo`, for training with packed attention. A folder with an adapter in peft's format is
+    loaded with its base model, and merged in the training dtype.
 
     For training weights are float32, or float64 where the configuration's dtype is. A model that is only asked may keep its `own_dtype`:
     a dtype's name, or `auto`, as it was saved.
@@ -45,6 +48,11 @@ def load_policy(config: ModelConfig, own_dtype: str | None = None) -> Policy:
     Raises ModelError, with the reason, for what is not there, has no tokenizer or no EOS token, is of another family, or uses
     what the engine cannot keep exact: sliding windows, quantized weights, rotary frequencies that change with the length.
     """
+    adapter = Path(config.path).expanduser()
+    if (said := read_adapter_config(adapter)) is not None:
+        base = load_policy(config.model_copy(update={"path": str(said.get("base_model_name_or_path"))}))
+        merge_folder(base.model, adapter)
+        return base
     source = _source(config.path)
     shared = {"trust_remote_code": config.trust_remote_code}
     try:
@@ -80,6 +88,7 @@ def load_policy(config: ModelConfig, own_dtype: str | None = None) -> Policy:
         eos_token_ids=eos,
         pad_token_id=eos[0] if pad is None else pad,
         context_length=model.config.max_position_embeddings,
+        source=config.path,
     )
 
 

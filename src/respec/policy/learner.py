@@ -17,9 +17,10 @@ from respec.policy.corrections import CORRECTIONS
 from respec.policy.divergence import Head
 from respec.policy.logprobs import Watch, token_logprobs, token_pass
 from respec.policy.losses import AGGREGATIONS, SURROGATES, Counts
-from respec.policy.optim import adamw, checked_step, learning_rate
+from respec.policy.optim import adamw, checked_step, learning_rate, moments, set_moments
 from respec.policy.pack import pack
 from respec.policy.presets import bounds_of, resolve
+from respec.policy.recomputation import free_activations, is_wanted, recomputing
 from respec.policy.terms import NO_TERMS, LossTerms, in_loss
 from respec.types import Batch, Sample, UpdateStats
 
@@ -79,7 +80,8 @@ class PolicyLearner:
                 "policy.aggregation 'budget' divides by policy.token_budget, which is not set; set it to the completion tokens that a step "
                 "is to train on"
             )
-        self._optimizer = adamw(policy.model, config.weight_decay, config.betas)
+        self._products = torch.bfloat16 if config.dtype == "bfloat16" else None
+        self._optimizer = adamw(policy.model, config.weight_decay, config.betas, config.optimizer)
         self._named = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
         self._schedule_steps = total_steps * config.epochs * config.minibatches
         self._updates = 0
@@ -132,6 +134,7 @@ class PolicyLearner:
                         self._optimizer_steps += 1
         finally:
             self._optimizer.zero_grad()
+            free_activations(self._model, self._config.tokens_per_microbatch)
         self._updates += 1
 
         batches = [batch for mini in minibatches for batch in mini.micro]
@@ -161,30 +164,18 @@ class PolicyLearner:
         The tensors share memory with the optimizer: write or copy them before the next update.
         """
         state: dict[str, torch.Tensor | int] = {"updates": self._updates, "optimizer_steps": self._optimizer_steps}
-        for name, parameter in self._named.items():
-            for moment in ("exp_avg", "exp_avg_sq"):
-                if moment in (kept := self._optimizer.state.get(parameter, {})):
-                    state[f"{moment}.{name}"] = kept[moment]
-        return state
+        return state | moments(self._optimizer, self._named)
 
     def load_state_dict(self, state: dict[str, torch.Tensor | int]) -> None:
         """Takes up a saved state; the learner then goes on bit for bit. Raises CheckpointError if it does not fit the model."""
         taken = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
         steps = int(state.get("optimizer_steps", -1))
-        moments = ("exp_avg", "exp_avg_sq") if steps > 0 else ()
-        expected = {f"{moment}.{name}": p.shape for name, p in self._named.items() for moment in moments}
-        if steps < 0 or "updates" not in state or expected != {key: value.shape for key, value in taken.items()}:
-            odd = sorted(set(expected) ^ set(taken)) or ["a shape or a counter"]
+        if steps < 0 or "updates" not in state:
             raise CheckpointError(
-                f"the optimizer state does not fit the model ({len(odd)} differences, first: {odd[0]}); "
-                "resume with the model and the version of respec that wrote it"
+                "the learner's state does not fit: it has no counters; resume with the version of respec that wrote it"
             )
+        set_moments(self._optimizer, self._named, taken, steps)
         self._updates, self._optimizer_steps = int(state["updates"]), steps
-        self._optimizer.state.clear()
-        for name, parameter in self._named.items() if steps else ():
-            kept = {moment: taken[f"{moment}.{name}"].to(parameter, copy=True) for moment in moments}
-            step = torch.tensor(float(steps), device=parameter.device)
-            self._optimizer.state[parameter] = {"step": step, **kept}
 
     def _rate(self, index: int) -> float:
         step = self._updates * self._config.epochs * self._config.minibatches + index
@@ -231,7 +222,11 @@ class PolicyLearner:
         constant while theta moves within the update.
         """
         spread = self._terms.entropy > 0
-        logprob_C, entropy_C, hidden_CE = token_pass(self._model, batch, self._config.logit_chunk, watch, spread)
+        again = is_wanted(self._config.gradient_checkpointing, self._model, len(batch.token_N))
+        with recomputing(self._model, again and torch.is_grad_enabled()):
+            logprob_C, entropy_C, hidden_CE = token_pass(
+                self._model, batch, self._config.logit_chunk, watch, spread, self._products
+            )
         return logprob_C - batch.kept_logmass_C.to(logprob_C), entropy_C, hidden_CE
 
     def _learn(self, batch: Batch, counts: Counts, old_C: torch.Tensor | None, watch: Watch | None) -> _Pass:

@@ -12,6 +12,9 @@ from transformers import PreTrainedModel
 from respec.models.packed_attention import packed_pass
 from respec.types import Batch
 
+# Rows of a chunk's logits that what is made of them, as large again, is made for at once.
+ROWS = 32
+
 
 class Watch(Protocol):
     """Looks on at a forward pass, for a drafter that learns from it. What it is shown has no gradient and is not its to change."""
@@ -31,10 +34,14 @@ class Watch(Protocol):
 
 
 def token_logprobs(
-    model: PreTrainedModel, batch: Batch, logit_chunk: int, watch: Watch | None = None
+    model: PreTrainedModel,
+    batch: Batch,
+    logit_chunk: int,
+    watch: Watch | None = None,
+    products: torch.dtype | None = None,
 ) -> tuple[Float[torch.Tensor, "C"], Float[torch.Tensor, "C"]]:
     """The first two of `token_pass`, the entropy without gradient."""
-    return token_pass(model, batch, logit_chunk, watch)[:2]
+    return token_pass(model, batch, logit_chunk, watch, products=products)[:2]
 
 
 def token_pass(
@@ -43,6 +50,7 @@ def token_pass(
     logit_chunk: int,
     watch: Watch | None = None,
     entropy_gradient: bool = False,
+    products: torch.dtype | None = None,
 ) -> tuple[Float[torch.Tensor, "C"], Float[torch.Tensor, "C"], Float[torch.Tensor, "C E"]]:
     """Log-probability of each completion token and entropy (nats) of its distribution, at the batch's temperature; and the hidden states that
     the head reads them from.
@@ -50,10 +58,12 @@ def token_pass(
     Temperature only, no truncation; temperature 0 is read as 1, as in `Rollout.logprob_T`. float32, or float64 for a float64
     model. The log-probabilities and the hidden states carry gradients, the entropy where `entropy_gradient`. `logit_chunk`: completion tokens whose logits
     are held at once. `batch` must lie on the model's device. `watch` looks on, and changes no bit of either or of their gradients.
+    `products`: the dtype of the body's matrix products, None for the model's; norms, residuals and the head keep the model's.
     Raises ModelError if the model does not use packed attention.
     """
     taps = watch.taps if watch is not None else ()
-    hidden_NE, tap_NE = packed_pass(model, batch.token_N, batch.position_N, batch.start_S, taps)
+    with torch.autocast(model.device.type, products, enabled=products is not None):
+        hidden_NE, tap_NE = packed_pass(model, batch.token_N, batch.position_N, batch.start_S, taps)
     weight_VE = model.get_parameter("lm_head.weight")
     show = None if watch is None else (lambda part, logp_cV: watch.laws(batch, part, logp_cV))
     hidden_CE = hidden_NE.index_select(0, batch.predict_C)
@@ -94,12 +104,13 @@ class _HeadLogprob(torch.autograd.Function):
         entropy_C, norm_C = torch.empty_like(logprob_C), torch.empty_like(logprob_C)
         for part in _parts(len(target_C), chunk):
             logit_cV = _logits(hidden_CE[part], weight_VE, temperature)
-            norm_C[part] = torch.logsumexp(logit_cV, dim=1)
+            norm_C[part] = torch.cat([torch.logsumexp(rows, dim=1) for rows in logit_cV.split(ROWS)])
             logprob_C[part] = logit_cV.gather(1, target_C[part, None])[:, 0] - norm_C[part]
             surprise_cV = logit_cV.sub_(norm_C[part, None])
             if show is not None:
                 show(part, surprise_cV)
-            entropy_C[part] = -(torch.exp(surprise_cV).mul_(surprise_cV)).sum(dim=1)
+            terms = (torch.exp(rows).mul_(rows).sum(dim=1) for rows in surprise_cV.split(ROWS))
+            entropy_C[part] = -torch.cat([*terms])
         ctx.save_for_backward(hidden_CE, weight_VE, target_C, norm_C, entropy_C)
         ctx.temperature, ctx.chunk, ctx.entropy_gradient = temperature, chunk, entropy_gradient
         if not entropy_gradient:
@@ -107,10 +118,11 @@ class _HeadLogprob(torch.autograd.Function):
         return logprob_C, entropy_C
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None, None, None]:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         scaled_C, spread_C = (gradient / ctx.temperature for gradient in gradients)
         hidden_CE, weight_VE, target_C, norm_C, entropy_C = ctx.saved_tensors
-        hidden_grad_CE, weight_grad_VE = torch.empty_like(hidden_CE), torch.zeros_like(weight_VE)
+        hidden_grad_CE = torch.empty_like(hidden_CE)
+        weight_grad_VE = torch.zeros_like(weight_VE) if ctx.needs_input_grad[1] else None
         for part in _parts(len(target_C), ctx.chunk):
             slope_cV = _logits(hidden_CE[part], weight_VE, ctx.temperature)
             slope_cV.sub_(norm_C[part, None])
@@ -121,7 +133,8 @@ class _HeadLogprob(torch.autograd.Function):
             slope_cV.scatter_add_(1, target_C[part, None], scaled_C[part, None])
             slope_cV = slope_cV.to(weight_VE.dtype)
             hidden_grad_CE[part] = slope_cV @ weight_VE
-            weight_grad_VE.addmm_(slope_cV.T, hidden_CE[part])
+            if weight_grad_VE is not None:
+                weight_grad_VE.addmm_(slope_cV.T, hidden_CE[part])
         return hidden_grad_CE, weight_grad_VE, None, None, None, None, None
 
 

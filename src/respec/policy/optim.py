@@ -3,20 +3,100 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
-from respec.errors import NonFiniteError
+from respec.errors import CheckpointError, ConfigError, NonFiniteError
+
+# What AdamW keeps of each weight; the 8-bit ones, by its size, some of these (and tables that are the same for all).
+MOMENTS = ("exp_avg", "exp_avg_sq")
+EIGHT_BIT = ("state1", "state2", "absmax1", "absmax2")
 
 
-def adamw(model: nn.Module, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999)) -> torch.optim.AdamW:
-    """AdamW (Loshchilov & Hutter 2019) over all trained weights; matrices decay, norms and biases do not."""
+def adamw(
+    model: nn.Module, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999), kind: str = "adamw"
+) -> torch.optim.Optimizer:
+    """AdamW (Loshchilov & Hutter 2019) over all trained weights; matrices decay, norms and biases do not. `kind`: a key of `OPTIMIZERS`.
+
+    Raises ConfigError when the kind's library is not installed.
+    """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in trained if parameter.ndim >= 2]
     vectors = [parameter for parameter in trained if parameter.ndim < 2]
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return OPTIMIZERS[kind](groups, betas)
+
+
+def _fused(groups: list[dict[str, Any]], betas: tuple[float, float]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=0.0, betas=betas, fused=True)
+
+
+def _eight_bit(groups: list[dict[str, Any]], betas: tuple[float, float]) -> torch.optim.Optimizer:
+    """Moments at 8 bits, in blocks of 256 (Dettmers et al. 2022, arXiv 2110.02861)."""
+    return _bitsandbytes().optim.AdamW8bit(groups, lr=0.0, betas=betas)
+
+
+def _paged_eight_bit(groups: list[dict[str, Any]], betas: tuple[float, float]) -> torch.optim.Optimizer:
+    """The same, in memory that CUDA moves to the host when the GPU is full (QLoRA, arXiv 2305.14314, section 3); on a CPU there is none."""
+    return _bitsandbytes().optim.PagedAdamW8bit(groups, lr=0.0, betas=betas)
+
+
+OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], tuple[float, float]], torch.optim.Optimizer]] = {
+    "adamw": _fused,
+    "adamw_8bit": _eight_bit,
+    "paged_adamw_8bit": _paged_eight_bit,
+}
+
+
+def _bitsandbytes() -> Any:
+    try:
+        import bitsandbytes  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise ConfigError(
+            "policy.optimizer: 8-bit optimizers need the bitsandbytes library, which is not installed: pip install 'respec-rl[8bit]', or use 'adamw'"
+        ) from None
+    return bitsandbytes
+
+
+def moments(optimizer: torch.optim.Optimizer, named: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
+    """What the optimizer keeps of each weight, as `moment.weight`; the tensors are the optimizer's own."""
+    kept = {name: optimizer.state.get(parameter, {}) for name, parameter in named.items()}
+    return {
+        f"{moment}.{name}": of[moment] for name, of in kept.items() for moment in MOMENTS + EIGHT_BIT if moment in of
+    }
+
+
+def set_moments(
+    optimizer: torch.optim.Optimizer, named: Mapping[str, nn.Parameter], saved: Mapping[str, torch.Tensor], steps: int
+) -> None:
+    """Takes saved moments up after `steps` optimizer steps, bit for bit. Raises CheckpointError if they are of other weights or another kind."""
+    optimizer.state.clear()
+    if steps:
+        _begin(optimizer, steps)
+    own = moments(optimizer, named)
+    if {key: value.shape for key, value in own.items()} != {key: value.shape for key, value in saved.items()}:
+        odd = sorted(set(own) ^ set(saved)) or ["a shape"]
+        raise CheckpointError(
+            f"the optimizer state does not fit the model or policy.optimizer ({len(odd)} differences, first: {odd[0]}); "
+            "resume with the configuration and the version of respec that wrote it"
+        )
+    for key, value in own.items():
+        value.copy_(saved[key])
+
+
+def _begin(optimizer: Any, steps: int) -> None:
+    """Gives every weight the moments that it has before a first step, and the number of steps taken."""
+    for group_index, group in enumerate(optimizer.param_groups):
+        for index, weight in enumerate(group["params"]):
+            if isinstance(optimizer, torch.optim.AdamW):
+                optimizer.state[weight] = {name: torch.zeros_like(weight) for name in MOMENTS}
+                optimizer.state[weight]["step"] = torch.tensor(float(steps), device=weight.device)
+            else:
+                optimizer.init_state(group, weight, group_index, index)
+                optimizer.state[weight]["step"] = steps
 
 
 def learning_rate(step: int, total: int, peak: float, warmup: int, decay: str, min_ratio: float = 0.0) -> float:

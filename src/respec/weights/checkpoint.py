@@ -1,4 +1,4 @@
-"""Checkpoints: Hugging Face folders with the optimizer beside the weights, written whole or not at all, checked by hash."""
+"""Checkpoints: Hugging Face folders (of an adapter: peft's) with the optimizer beside, written whole or not at all, checked by hash."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from respec.errors import CheckpointError
+from respec.errors import CheckpointError, ModelError
+from respec.models.adapted import CONFIG as ADAPTER
+from respec.models.adapted import is_adapted, load_adapter
 from respec.models.load import Policy
+from respec.weights.export import save_trained
 
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
@@ -34,7 +37,7 @@ State = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose every file has the size and hash it was written with. `path` loads with `from_pretrained`."""
+    """A checkpoint whose every file has the size and hash it was written with. `path` loads with `load_policy` and `from_pretrained`."""
 
     path: Path
     step: int
@@ -114,23 +117,9 @@ def verify(path: Path, step: int) -> Checkpoint:
 def load_checkpoint(checkpoint: Checkpoint, policy: Policy) -> dict[str, Any]:
     """Puts the weights into `policy.model`, in place and bit for bit; returns the learner's state as it was saved.
 
-    Raises CheckpointError if the weights are of another model: a name, a shape or a dtype that does not fit.
+    Raises CheckpointError if the weights are of another model: a name, a shape or a dtype that does not fit, an adapter of another base.
     """
-    saved: dict[str, torch.Tensor] = {}
-    for file in sorted(checkpoint.path.glob("model*.safetensors")):
-        saved.update(load_file(file))
-    own = policy.model.state_dict()
-    # Tied weights are saved once, under one of their names.
-    reached = {own[name].data_ptr() for name in saved if name in own}
-    odd = [name for name in saved if name not in own or own[name].shape != saved[name].shape]
-    odd += [name for name in saved if name in own and own[name].dtype != saved[name].dtype]
-    odd += [name for name, weight in own.items() if name not in saved and weight.data_ptr() not in reached]
-    if odd:
-        raise CheckpointError(
-            f"the checkpoint '{checkpoint.path}' is of another model than the one configured ({len(odd)} weights differ in name, "
-            f"shape or dtype, first: {odd[0]})"
-        )
-    policy.model.load_state_dict(saved, strict=False)
+    _load_weights(checkpoint.path, policy)
     state: dict[str, Any] = {}
     leaves = {**load_file(checkpoint.path / OPTIMIZER), **json.loads((checkpoint.path / OPTIMIZER_NUMBERS).read_text())}
     for key, value in leaves.items():
@@ -142,9 +131,37 @@ def load_checkpoint(checkpoint: Checkpoint, policy: Policy) -> dict[str, Any]:
     return state
 
 
+def _load_weights(folder: Path, policy: Policy) -> None:
+    if (folder / ADAPTER).is_file() != is_adapted(policy.model):
+        raise CheckpointError(
+            f"the checkpoint '{folder}' is of a run {'without' if is_adapted(policy.model) else 'with'} [policy.lora], the one configured is "
+            "not; go on with the configuration that wrote it"
+        )
+    if is_adapted(policy.model):
+        try:
+            return load_adapter(policy.model, folder)
+        except ModelError as error:
+            raise CheckpointError(str(error)) from None
+    saved: dict[str, torch.Tensor] = {}
+    for file in sorted(folder.glob("model*.safetensors")):
+        saved.update(load_file(file))
+    own = policy.model.state_dict()
+    # Tied weights are saved once, under one of their names.
+    reached = {own[name].data_ptr() for name in saved if name in own}
+    odd = [name for name in saved if name not in own or own[name].shape != saved[name].shape]
+    odd += [name for name in saved if name in own and own[name].dtype != saved[name].dtype]
+    odd += [name for name, weight in own.items() if name not in saved and weight.data_ptr() not in reached]
+    if odd:
+        raise CheckpointError(
+            f"the checkpoint '{folder}' is of another model than the one configured ({len(odd)} weights differ in name, "
+            f"shape or dtype, first: {odd[0]})"
+        )
+    policy.model.load_state_dict(saved, strict=False)
+    return None
+
+
 def _write(folder: Path, step: int, policy: Policy, learner_state: State, counters: Mapping[str, Any]) -> None:
-    policy.model.save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
+    save_trained(policy, folder)
     leaves = _leaves(learner_state)
     tensors = {key: value.detach().contiguous() for key, value in leaves.items() if isinstance(value, torch.Tensor)}
     numbers = {key: value for key, value in leaves.items() if not isinstance(value, torch.Tensor)}

@@ -13,7 +13,7 @@ from respec.models.quantized import quantized
 
 
 def publish(policy: Policy, dtype: str, version: int) -> Decoder:
-    """A copy of the policy's weights in the decoding dtype, stamped with its version.
+    """A copy of the policy's weights in the decoding dtype, stamped with its version; an adapter is merged in before they are rounded.
 
     Bit for bit the same for the same weights, dtype and machine. The learner may go on changing its own.
     """
