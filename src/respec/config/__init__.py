@@ -1,6 +1,7 @@
 """The configuration: read from TOML, changed by `--set a.b=value`, never by the program."""
 
 from respec.config.drafter import DrafterConfig
+from respec.config.mixture import DifficultyConfig, StageConfig
 from respec.config.policy import PolicyConfig
 from respec.config.reading import load_config, parse_config
 from respec.config.room import Room
@@ -21,6 +22,7 @@ from respec.config.terms import ReferenceConfig, TeacherConfig
 __all__ = [
     "CheckpointConfig",
     "Config",
+    "DifficultyConfig",
     "DrafterConfig",
     "EvalConfig",
     "ModelConfig",
@@ -32,6 +34,7 @@ __all__ = [
     "Room",
     "RunConfig",
     "SpeculationConfig",
+    "StageConfig",
     "TaskConfig",
     "TeacherConfig",
     "WarmupConfig",
