@@ -6,9 +6,7 @@ from typing import Any
 
 BOXED = "{prompt}\n\nReason step by step, and put your final answer within \\boxed{{}}."
 
-SUBJECTS = (
-    "algebra, counting_and_probability, geometry, intermediate_algebra, number_theory, prealgebra, precalculus"
-)
+SUBJECTS = "algebra, counting_and_probability, geometry, intermediate_algebra, number_theory, prealgebra, precalculus"
 
 PRESETS: dict[str, dict[str, Any]] = {
     # openai/gsm8k: question, answer (a worked solution that ends in '#### 72'); folders main and socratic, splits train and test

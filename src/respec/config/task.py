@@ -33,16 +33,22 @@ class TaskConfig(Room):
     """
 
     kind: Literal["reasoning_gym", "jsonl", "parquet", "hf"] = "reasoning_gym"
-    preset: str = Field(default="", description="gsm8k, math or math500: columns, answers and reward of a known data set")
+    preset: str = Field(
+        default="", description="gsm8k, math or math500: columns, answers and reward of a known data set"
+    )
     name: str = Field(default="", description="in metrics of a mixture; empty takes that of the data")
     weight: float = Field(default=1.0, ge=0, description="in a mixture: prompts in proportion; 0: only evaluated on")
     dataset: str = ""
     params: dict[str, Any] = Field(default_factory=dict)
     path: Path | None = None
     eval_path: Path | None = None
-    subset: str = Field(default="", description="kind hf: the data set's configuration, or a folder in it; several with commas")
+    subset: str = Field(
+        default="", description="kind hf: the data set's configuration, or a folder in it; several with commas"
+    )
     split: str = "train"
-    eval_split: str = Field(default="", description="kind hf: the split of held-out rows; empty takes them from `split`")
+    eval_split: str = Field(
+        default="", description="kind hf: the split of held-out rows; empty takes them from `split`"
+    )
     streaming: bool = Field(
         default=False, description="kinds parquet and hf: read no more than the first train_size + eval_size rows"
     )
@@ -59,7 +65,8 @@ class TaskConfig(Room):
     eval_size: int = Field(default=512, ge=0)
     seed: int = Field(default=0, description="of the training rows; held-out rows are drawn apart and never overlap")
     leakage: Literal["remove", "remove_near", "keep"] = Field(
-        default="remove", description="training rows that are held out too: removed, near copies as well, or only counted"
+        default="remove",
+        description="training rows that are held out too: removed, near copies as well, or only counted",
     )
     overlong: Literal["error", "drop", "truncate_left"] = Field(
         default="error", description="prompts that leave no room for max_new_tokens"
@@ -92,15 +99,21 @@ class TaskConfig(Room):
             self._mixes()
             return self
         if self.stage:
-            raise ValueError("task.stage changes the weights of a mixture, and there is none; add [[task.mixture]] sections")
+            raise ValueError(
+                "task.stage changes the weights of a mixture, and there is none; add [[task.mixture]] sections"
+            )
         if self.kind == "reasoning_gym" and not self.dataset:
             raise ValueError("task.dataset is empty; name a reasoning-gym dataset, for example 'chain_sum'")
         if self.kind == "jsonl" and self.path is None:
             raise ValueError("task.path is empty; task.kind = 'jsonl' needs the path of a JSON-lines file")
         if self.kind == "parquet" and self.path is None:
-            raise ValueError("task.path is empty; task.kind = 'parquet' needs the path of a Parquet file or of a folder of them")
+            raise ValueError(
+                "task.path is empty; task.kind = 'parquet' needs the path of a Parquet file or of a folder of them"
+            )
         if self.kind == "hf" and not self.dataset:
-            raise ValueError("task.dataset is empty; task.kind = 'hf' needs a folder or a hub id, for example 'openai/gsm8k'")
+            raise ValueError(
+                "task.dataset is empty; task.kind = 'hf' needs a folder or a hub id, for example 'openai/gsm8k'"
+            )
         if self.streaming and self.kind not in ("parquet", "hf"):
             raise ValueError(f"task.streaming is of kinds 'parquet' and 'hf', got kind '{self.kind}'; leave it out")
         return self
@@ -109,11 +122,15 @@ class TaskConfig(Room):
         """Raises ValueError for a mixture that does not fit together."""
         names = self.names
         if self.dataset or self.path is not None or self.reward != (RewardConfig(),):
-            raise ValueError("task has a mixture and data or rewards of its own; put them into a [[task.mixture]] section")
+            raise ValueError(
+                "task has a mixture and data or rewards of its own; put them into a [[task.mixture]] section"
+            )
         if any(part.mixture or part.stage or part.difficulty for part in self.mixture):
             raise ValueError("a task of a mixture has a mixture, stage or difficulty of its own; set them in [task]")
         if len(set(names)) < len(names) or any(not name or "/" in name for name in names):
-            raise ValueError(f"the tasks of a mixture need different names without '/', got {', '.join(names)}; set their `name`")
+            raise ValueError(
+                f"the tasks of a mixture need different names without '/', got {', '.join(names)}; set their `name`"
+            )
         if not any(part.weight for part in self.mixture):
             raise ValueError("all tasks of the mixture have weight 0; give one a weight")
         steps = [stage.from_step for stage in self.stage]
@@ -122,7 +139,9 @@ class TaskConfig(Room):
         for stage in self.stage:
             unknown = [name for name in stage.weights if name not in names]
             if unknown:
-                raise ValueError(f"task.stage: the mixture has no task '{unknown[0]}'; its tasks are {', '.join(names)}")
+                raise ValueError(
+                    f"task.stage: the mixture has no task '{unknown[0]}'; its tasks are {', '.join(names)}"
+                )
             if min(stage.weights.values(), default=0) < 0 or not any(stage.weights.values()):
                 raise ValueError(f"task.stage: weights must not be negative nor all 0, got {stage.weights}")
 

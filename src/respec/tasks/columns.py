@@ -62,7 +62,9 @@ def _row(
     kept = {name: value for name, value in full.items() if name not in _TAKEN or name == config.answer_column}
     if answer is not None and config.answer_form != "plain":
         kept[ANSWER] = _final(answer, config, place)
-    sampling = {name: _setting(fields[name], name, place) for name in config.sampling_columns if fields.get(name) is not None}
+    sampling = {
+        name: _setting(fields[name], name, place) for name in config.sampling_columns if fields.get(name) is not None
+    }
     return Row(_prompt(prompt, config.prompt_column, place), full, kept, place, sampling)
 
 

@@ -27,7 +27,9 @@ def read_hf(config: TaskConfig, split: str, count: int | None = None) -> Table:
     try:
         import datasets
     except ImportError:
-        raise TaskError("task.kind = 'hf' needs the package datasets, which is not installed: pip install 'respec-rl[data]'") from None
+        raise TaskError(
+            "task.kind = 'hf' needs the package datasets, which is not installed: pip install 'respec-rl[data]'"
+        ) from None
     folder = hub.folder(config.dataset)
     _check(config.dataset, folder)
     datasets.disable_progress_bars()

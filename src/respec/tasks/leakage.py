@@ -48,7 +48,9 @@ class Leaks:
         if removed:
             said.append(f"{removed} training rows are held out too, and were removed")
         if self.alike and policy == "keep":
-            said.append(f"{len(self.alike)} training rows are held out too but for case, spaces or punctuation, and stay in (task.leakage 'keep')")
+            said.append(
+                f"{len(self.alike)} training rows are held out too but for case, spaces or punctuation, and stay in (task.leakage 'keep')"
+            )
         if self.near and policy != "remove_near":
             (row, other), *_ = self.near
             said.append(
@@ -99,7 +101,9 @@ def trigrams(its: Sequence[str]) -> frozenset[tuple[str, ...]]:
 
 
 def _nearest(
-    grams: frozenset[tuple[str, ...]], index: dict[tuple[str, ...], list[int]], grams_H: Sequence[frozenset[tuple[str, ...]]]
+    grams: frozenset[tuple[str, ...]],
+    index: dict[tuple[str, ...], list[int]],
+    grams_H: Sequence[frozenset[tuple[str, ...]]],
 ) -> int | None:
     """The held-out row that is most like it, if it is a near copy."""
     shared = Counter(at for gram in grams if len(found := index.get(gram, ())) <= _COMMON for at in found)

@@ -34,7 +34,9 @@ def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError:
-        raise TaskError("task.kind = 'parquet' needs pyarrow, which is not installed: pip install 'respec-rl[data]'") from None
+        raise TaskError(
+            "task.kind = 'parquet' needs pyarrow, which is not installed: pip install 'respec-rl[data]'"
+        ) from None
     number = 0
     try:
         with ParquetFile(file) as opened:

@@ -146,7 +146,9 @@ class Renderer:
     def notes(self) -> tuple[str, ...]:
         """Lines for the user: how many prompts were dropped or cut for their length."""
         counts = ((self.dropped, "were dropped"), (self.cut, "lost their beginning"))
-        return tuple(f"{count} prompts are too long for the model's context and {what}" for count, what in counts if count)
+        return tuple(
+            f"{count} prompts are too long for the model's context and {what}" for count, what in counts if count
+        )
 
     def _room(self, row: Row) -> int:
         return self._context_length - int(row.sampling.get("max_new_tokens", self._max_new_tokens))
