@@ -18,7 +18,7 @@ from respec.anchors import Anchors
 from respec.config import Config
 from respec.errors import ConfigError
 from respec.models.load import load_policy
-from respec.naming import Generated, evaluation, fallen, metrics_of, of_terms
+from respec.naming import Generated, data_metrics, evaluation, fallen, metrics_of, of_terms
 from respec.online import OnlineLearner, online_learner, share_of
 from respec.policy.advantages import advantages
 from respec.policy.learner import PolicyLearner
@@ -34,6 +34,7 @@ from respec.report.surprise import Surprise, recorded, surprise
 from respec.resume import begin, record_start, save, take_up
 from respec.stages import (
     Stages,
+    answerless,
     asks_of_step,
     build,
     decisions_of,
@@ -45,7 +46,8 @@ from respec.stages import (
     remember,
     to_know,
 )
-from respec.tasks.reward import RewardWorker
+from respec.tasks.mixed_reward import reward_of
+from respec.tasks.order import order_of
 from respec.tasks.task import load_task
 from respec.types import Ask, RoundRecord, ScoredRollout
 from respec.weights.checkpoint import latest_checkpoint
@@ -69,11 +71,12 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
         policy = load_policy(config.model)
         resolve(config.policy)
         task = load_task(config.task, policy.tokenizer, policy.context_length, config.rollout.max_new_tokens)
+        order = order_of(task, config)
         if config.rollout.group_size < 2:
             raise ConfigError(
                 "rollout.group_size: a group of one has nothing to be compared with; use 2 or more (got 1)"
             )
-        with RewardWorker(task, config.task.reward) as reward:
+        with reward_of(task, config.task) as reward:
             anchors = Anchors(config, policy, task.train)
             for note in (*run.notes, *to_know(config, task), *anchors.notes):
                 view.say(note)
@@ -81,13 +84,13 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 policy, config.policy, config.run.steps, config.rollout.max_new_tokens, anchors.terms
             )
             checkpoint = latest_checkpoint(run.path, view.say)
-            step, earlier_s, drafter_state = take_up(run, checkpoint, policy, learner, view)
+            step, earlier_s, drafter_state = take_up(run, checkpoint, policy, learner, order, view)
             if checkpoint is None:
                 begin(config, policy, task, view)
             anchors.settle(run.path, step)
             if checkpoint is None:
-                save(run, policy, learner, None, 0, view)
-            stages = build(config, policy, task, reward, view, version=step)
+                save(run, policy, learner, order, None, 0, view)
+            stages = build(config, policy, task, reward, view, order, version=step)
             remember(stages, run)
             online = online_learner(config, policy, stages.engine, stages.planner, view.say, drafter_state)
             if run.last_step is None:
@@ -108,14 +111,15 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 view.step(step, metrics)
                 before, seen = seen, seen + recorded(metrics)
                 news = seen.news(before) if config.speculation.mode != "lossy" else ()
-                for line in (*fallbacks(scored), *news, *fallen(metrics, entropy, config.policy.entropy_floor)):
+                floor = fallen(metrics, entropy, config.policy.entropy_floor)
+                for line in (*fallbacks(scored), *answerless(task, scored), *news, *floor):
                     view.say(line)
                 entropy = metrics["policy/entropy"]
                 minutes = (time.monotonic() - saved_at) / 60
                 due = _every(config.checkpoint.every_steps, step) or 0 < config.checkpoint.every_minutes <= minutes
                 if finished or due or stop():
                     anchors.keep(run.path)
-                    save(run, policy, learner, online, step, view)
+                    save(run, policy, learner, order, online, step, view)
                     keep_controller(stages, run)
                     saved_at = time.monotonic()
             view.phase("report")
@@ -136,11 +140,13 @@ def _step(
 ) -> tuple[dict[str, float], tuple[ScoredRollout, ...], tuple[RoundRecord, ...]]:
     """One RL step; the order of the stages is the picture at the top."""
     config, view, began = stages.config, stages.view, time.perf_counter()
-    asks = asks_of_step(stages.task.train, config, step)
+    asks = asks_of_step(stages.order, config, step)
     made = _rollouts(stages, asks, step)
     scored_at = time.perf_counter()
     view.phase("reward")
     scored = stages.reward.score(made.rollout_R)
+    if stages.order.difficulty is not None:
+        stages.order.difficulty.learn(scored)
     reward_s = time.perf_counter() - scored_at
     view.phase("training", len(scored))
     scored, held = anchors.charge(scored)
@@ -156,7 +162,7 @@ def _step(
     ended = time.perf_counter()
     own = surprise(made.rollout_R, config.rollout.sampling())
     metrics = metrics_of(made, scored, update, stages.reward.names, own) | of_terms(update.term, held, taught)
-    metrics |= distilled | share_of(distilled, ended - began) | {
+    metrics |= distilled | share_of(distilled, ended - began) | data_metrics(stages.order) | {
         "time/reward_s": reward_s, "time/weights_s": ended - swapped_at, "time/step_s": ended - began,
         "time/training_s": update.wall_s - (watch.wall_s if watch is not None else 0.0),
         "tokens/total": tokens_before + made.stats.tokens, "drafter/alarms": float(len(stages.planner.take_alarms())),

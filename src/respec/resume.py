@@ -16,12 +16,13 @@ from respec.report.live import View
 from respec.report.metrics import checked
 from respec.report.run_dir import RunDir
 from respec.stages import Stages
+from respec.tasks.order import Order
 from respec.tasks.task import Task
 from respec.weights.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
 
 def take_up(
-    run: RunDir, checkpoint: Checkpoint | None, policy: Policy, learner: PolicyLearner, view: View
+    run: RunDir, checkpoint: Checkpoint | None, policy: Policy, learner: PolicyLearner, order: Order, view: View
 ) -> tuple[int, float, Mapping[str, Any] | None]:
     """Puts the run back to its last checkpoint; returns its step, the seconds spent until then and the drafter learner's state."""
     if checkpoint is None:
@@ -31,6 +32,7 @@ def take_up(
         return 0, 0.0, None
     state = load_checkpoint(checkpoint, policy)
     learner.load_state_dict(state)
+    order.load_state_dict(state)
     last = run.last_step if run.last_step is not None else checkpoint.step
     run.cut_back(checkpoint.step)
     lost = (
@@ -71,10 +73,20 @@ def record_start(stages: Stages, run: RunDir) -> None:
 
 
 def save(
-    run: RunDir, policy: Policy, learner: PolicyLearner, online: OnlineLearner | None, step: int, view: View
+    run: RunDir,
+    policy: Policy,
+    learner: PolicyLearner,
+    order: Order,
+    online: OnlineLearner | None,
+    step: int,
+    view: View,
 ) -> None:
     view.phase("checkpoint")
-    state = {**learner.state_dict(), **({"drafter": online.state_dict()} if online is not None else {})}
+    state = {
+        **learner.state_dict(),
+        **order.state_dict(),
+        **({"drafter": online.state_dict()} if online is not None else {}),
+    }
     save_checkpoint(run.path, step, policy, state, {"step": step}, run.config.checkpoint.keep)
     if online is not None:
         online.save(run)

@@ -16,7 +16,7 @@ from respec.rollout.draft.model import ModelDrafter
 from respec.rollout.draft.ngram import NgramDrafter
 from respec.rollout.draft.suffix import SuffixDrafter
 from respec.rollout.engine import Engine
-from respec.types import PLAIN, Ask, Plan, Prompt, Rollout, Sample, Sampling, ScoredRollout, Stream
+from respec.types import PLAIN, Ask, Mode, Plan, Prompt, Rollout, Sample, Sampling, ScoredRollout, Stream
 from respec.weights.publish import publish
 
 COMMON = Sampling(max_new_tokens=24, temperature=0.7, stop=("zz",))
@@ -40,7 +40,7 @@ def asks(group: int = 3) -> list[Ask]:
     return [Ask(prompt, Stream.TRAIN, 0, group, prompt.settings(COMMON)) for prompt in prompts]
 
 
-def engine(policy, dtype: str, near=None, max_batch: int = 16, mode="matching") -> Engine:
+def engine(policy, dtype: str, near=None, max_batch: int = 16, mode: Mode = "matching") -> Engine:
     small = near(policy) if near is not None else None
     drafters = [NgramDrafter(1), SuffixDrafter(1, 0.1, 10_000)]
     if small is not None:

@@ -142,6 +142,15 @@ class TaskConfig(Room):
                 raise ValueError(
                     f"task.stage: the mixture has no task '{unknown[0]}'; its tasks are {', '.join(names)}"
                 )
+            unused = [
+                name
+                for name, part in zip(names, self.mixture, strict=True)
+                if stage.weights.get(name) and not part.weight
+            ]
+            if unused:
+                raise ValueError(
+                    f"task.stage: task '{unused[0]}' has weight 0, and is only evaluated on; give it a weight"
+                )
             if min(stage.weights.values(), default=0) < 0 or not any(stage.weights.values()):
                 raise ValueError(f"task.stage: weights must not be negative nor all 0, got {stage.weights}")
 

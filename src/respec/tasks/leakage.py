@@ -89,6 +89,11 @@ def words(row: Row) -> tuple[str, ...]:
     text = row.prompt
     if not isinstance(text, str):
         text = "\n".join(message["content"] for message in text if message["role"] != "system")
+    return words_in(text)
+
+
+def words_in(text: str) -> tuple[str, ...]:
+    """Words and signs, in small letters, without the punctuation of sentences."""
     found = _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
     return tuple(word for word in found if word not in _PLAIN)
 

@@ -16,6 +16,7 @@ from respec.errors import ConfigError, TaskError
 from respec.tasks.columns import need, scored_column
 from respec.tasks.draw import draw
 from respec.tasks.functions import resolve_function
+from respec.tasks.mixture import mix
 from respec.tasks.process import WorkerProcess
 from respec.tasks.render import Rendered, Renderer
 from respec.tasks.scorer import BUILT_IN, Scorer
@@ -67,6 +68,8 @@ def load_task(config: TaskConfig, tokenizer: PreTrainedTokenizerBase, context_le
     Raises TaskError for data that cannot be used and ConfigError for a bad `answer_pattern` or `solution`; both before
     any model has run.
     """
+    if config.mixture:
+        return mix(config, lambda section: load_task(section, tokenizer, context_length, max_new_tokens))
     _check_pattern(config.answer_pattern)
     solution = resolve_function(config.solution, "task.solution") if config.solution else None
     renderer = Renderer(config, tokenizer, context_length, max_new_tokens)
