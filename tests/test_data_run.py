@@ -40,7 +40,12 @@ class DyingView(PlainView):
 
 def config(folder: Path, data: Path, drafter: str = "suffix") -> Config:
     rows = [
-        {"prompt": f"{i} + {i % 5} - 2", "answer": str(i + i % 5 - 2), "temperature": None if i % 2 else 1.2, "max_new_tokens": 12 if i % 3 else None}
+        {
+            "prompt": f"{i} + {i % 5} - 2",
+            "answer": str(i + i % 5 - 2),
+            "temperature": None if i % 2 else 1.2,
+            "max_new_tokens": 12 if i % 3 else None,
+        }
         for i in range(12)
     ]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -53,8 +58,21 @@ def config(folder: Path, data: Path, drafter: str = "suffix") -> Config:
             "task": {
                 "difficulty": {"low": 0.1, "high": 0.9},
                 "mixture": [
-                    {**shared, "name": "sums", "dataset": "chain_sum", "params": few, "template": "{expression}\n", "train_size": 6},
-                    {**shared, "name": "file", "kind": "jsonl", "path": str(data), "sampling_columns": ["temperature", "max_new_tokens"]},
+                    {
+                        **shared,
+                        "name": "sums",
+                        "dataset": "chain_sum",
+                        "params": few,
+                        "template": "{expression}\n",
+                        "train_size": 6,
+                    },
+                    {
+                        **shared,
+                        "name": "file",
+                        "kind": "jsonl",
+                        "path": str(data),
+                        "sampling_columns": ["temperature", "max_new_tokens"],
+                    },
                 ],
                 "stage": [
                     {"from_step": 1, "weights": {"sums": 3.0, "file": 1.0}},
@@ -98,7 +116,10 @@ def test_a_run_that_dies_and_goes_on_is_as_if_it_had_not(whole: Path, tmp_path: 
     said = run(settings)
     assert any("going on from step 4" in line for line in said)
     assert recorded(tmp_path / "run") == recorded(whole / "run")
-    kept = [load_file(folder / "run" / "checkpoints" / f"{STEPS:06d}" / "optimizer.safetensors") for folder in (whole, tmp_path)]
+    kept = [
+        load_file(folder / "run" / "checkpoints" / f"{STEPS:06d}" / "optimizer.safetensors")
+        for folder in (whole, tmp_path)
+    ]
     assert any(name.startswith("difficulty/") for name in kept[0])
     assert all((kept[0][name] == kept[1][name]).all() for name in kept[0])
 
@@ -106,12 +127,20 @@ def test_a_run_that_dies_and_goes_on_is_as_if_it_had_not(whole: Path, tmp_path: 
 def test_what_a_step_did_is_told_by_task(whole: Path):
     metrics, rollouts = recorded(whole / "run")
     lines = [[json.loads(line) for line in step.decode().splitlines()] for step in rollouts]
-    assert [("reward/task/sums" in m, "reward/task/file" in m) for m in metrics[1:]] == [(True, True)] * 2 + [(False, True)] * 4
+    assert [("reward/task/sums" in m, "reward/task/file" in m) for m in metrics[1:]] == [(True, True)] * 2 + [
+        (False, True)
+    ] * 4
     assert {"eval/task/sums", "eval/task/file"} <= metrics[3].keys() and metrics[3]["eval/items"] == 6
-    assert sum(m["data/passed_over"] for m in metrics[1:]) > 0, "some rows were passed over, or this shows nothing of difficulty"
+    assert sum(m["data/passed_over"] for m in metrics[1:]) > 0, (
+        "some rows were passed over, or this shows nothing of difficulty"
+    )
     own = [line["sampling"] for step in lines for line in step if "sampling" in line]
     assert {settings["temperature"] for settings in own} == {1.0, 1.2}
-    assert all(len(line["tokens"]) <= line.get("sampling", {"max_new_tokens": 24})["max_new_tokens"] for step in lines for line in step)
+    assert all(
+        len(line["tokens"]) <= line.get("sampling", {"max_new_tokens": 24})["max_new_tokens"]
+        for step in lines
+        for line in step
+    )
 
 
 def test_speculation_changes_nothing_of_it(whole: Path, tmp_path: Path):

@@ -44,4 +44,8 @@ def test_a_pattern_that_no_completion_has_is_said():
     scorer = Scorer("answer", "<a>(.*)</a>")
     (line,) = unmatched(scorer, ["one", "two"])
     assert "'<a>(.*)</a>' is in none of this step's 2 completions" in line and "ends with 'one'" in line
-    assert not unmatched(scorer, ["one", "<a>1</a>"]) and not unmatched(Scorer("answer"), ["one"]) and not unmatched(scorer, [])
+    assert (
+        not unmatched(scorer, ["one", "<a>1</a>"])
+        and not unmatched(Scorer("answer"), ["one"])
+        and not unmatched(scorer, [])
+    )

@@ -31,14 +31,20 @@ def test_case_spaces_and_the_punctuation_of_sentences_hide_no_copy():
     assert found(["What is 2 + 2?"], ["What is 2 + 2?"]) == (1, 0, 0)
     assert found(["what is\n2+2"], ["What is 2 + 2?"]) == (0, 1, 0)
     assert found(["ﬁnd  X"], ["Find x."]) == (0, 1, 0), "compatible characters too"
-    assert found(["What is 5!?", "f'(2)", "3 - 4"], ["What is 5?", "f(2)", "3 + 4"]) == (0, 0, 0), "signs may be the question"
+    assert found(["What is 5!?", "f'(2)", "3 - 4"], ["What is 5?", "f(2)", "3 + 4"]) == (0, 0, 0), (
+        "signs may be the question"
+    )
 
 
 def test_near_copies_are_found_and_other_questions_are_not():
     story = STORY.format(n=48)
     assert found([story.replace("friends in April", "friends in the month of April")], [story]) == (0, 0, 1)
     assert found([STORY.format(n=51)], [story]) == (0, 0, 1), "one number changed in a long text"
-    assert found(["Tom sold 48 clips in April and half as many in May. How many did he sell in all?"], [story]) == (0, 0, 0)
+    assert found(["Tom sold 48 clips in April and half as many in May. How many did he sell in all?"], [story]) == (
+        0,
+        0,
+        0,
+    )
     assert found(["3 + 4 - 2"], ["3 + 4 - 1"]) == (0, 0, 0), "too short to be told from another question"
 
 
@@ -46,7 +52,9 @@ def test_system_prompts_make_nothing_alike():
     def chat(text: str) -> tuple[dict[str, str], ...]:
         return ({"role": "system", "content": STORY}, {"role": "user", "content": text})
 
-    assert found([chat("a few words of one kind only here now")], [chat("other words, of which none is the same as there")]) == (0, 0, 0)
+    assert found(
+        [chat("a few words of one kind only here now")], [chat("other words, of which none is the same as there")]
+    ) == (0, 0, 0)
     assert found([chat("One?")], [({"role": "user", "content": "one"},)]) == (0, 1, 0)
 
 
@@ -70,14 +78,26 @@ def test_near_copies_among_many_agree_with_comparing_all_pairs():
     assert found(train, held)[2] == brute and 10 < brute < 50
 
 
-@pytest.mark.parametrize(("policy", "left", "said"), [("remove", 9, "2 training rows are held out too"), ("remove_near", 8, "3 training"), ("keep", 10, "1 training rows are held out too, and")])
+@pytest.mark.parametrize(
+    ("policy", "left", "said"),
+    [
+        ("remove", 9, "2 training rows are held out too"),
+        ("remove_near", 8, "3 training"),
+        ("keep", 10, "1 training rows are held out too, and"),
+    ],
+)
 def test_policies(tokenizer: Any, write_jsonl: Write, policy: str, left: int, said: str):
     story = STORY.format(n=48)
     own = [{"prompt": f"{i} + 1", "answer": 1} for i in range(8)]
     leaked = [{"prompt": text, "answer": 1} for text in ("the  same", "THE same.", story + " Say.", "0 + 1")]
     held = [{"prompt": text, "answer": 1} for text in ("The same?", story, "the  same")]
     path, apart = write_jsonl(own + leaked), write_jsonl(held, "held.jsonl")
-    task: Task = load_task(TaskConfig.model_validate({"kind": "jsonl", "path": path, "eval_path": apart, "leakage": policy}), tokenizer, 1000, 10)
+    task: Task = load_task(
+        TaskConfig.model_validate({"kind": "jsonl", "path": path, "eval_path": apart, "leakage": policy}),
+        tokenizer,
+        1000,
+        10,
+    )
     assert (len(task.train), len(task.held_out)) == (left, 3)
     assert any(note.startswith(said) for note in task.notes), task.notes
     assert "1 rows repeat an earlier row's prompt and were left out" in task.notes

@@ -33,7 +33,9 @@ def sums(write_jsonl: Write, here: Path) -> Callable[..., dict[str, Any]]:
     (here / "mixed_rewards.py").write_text(MODULE)
 
     def make(stem: str, count: int = 12, **settings: Any) -> dict[str, Any]:
-        rows = [{"prompt": f"{stem} {i} plus one", "answer": str(i + 1), "solution": f"= {i + 1}"} for i in range(count)]
+        rows = [
+            {"prompt": f"{stem} {i} plus one", "answer": str(i + 1), "solution": f"= {i + 1}"} for i in range(count)
+        ]
         return {"kind": "jsonl", "path": str(write_jsonl(rows, f"{stem}.jsonl")), "eval_size": 4, **settings}
 
     return make
@@ -56,7 +58,11 @@ def test_each_task_is_scored_by_its_own_rewards(tokenizer: Any, sums: Any, make:
     asked = config(sums("a"), sums("b", reward=({"fn": "mixed_rewards:long", "weight": 2.0}, {"fn": "task"})))
     task = load(tokenizer, asked)
     one, two = (next(p for p in task.train if p.task == name) for name in ("a", "b"))
-    rollouts = [make.rollout(two, "12345"), make.rollout(one, one.columns["answer"]), make.rollout(two, two.columns["answer"], 1)]
+    rollouts = [
+        make.rollout(two, "12345"),
+        make.rollout(one, one.columns["answer"]),
+        make.rollout(two, two.columns["answer"], 1),
+    ]
     with reward_of(task, asked) as reward:
         assert isinstance(reward, MixedReward)
         assert reward.names == ("a/task", "b/mixed_rewards:long", "b/task")
@@ -90,7 +96,9 @@ def test_what_one_task_holds_out_no_other_trains_on(tokenizer: Any, sums: Any):
 
 
 def test_worked_solutions_come_from_all_that_have_some(tokenizer: Any, sums: Any):
-    task = load(tokenizer, config(sums("a", 30, weight=3.0), sums("b", 30), sums("c", solution_column="none", weight=2.0)))
+    task = load(
+        tokenizer, config(sums("a", 30, weight=3.0), sums("b", 30), sums("c", solution_column="none", weight=2.0))
+    )
     pairs = task.worked(12)
     assert [sum(p.text.startswith(name) for p, _ in pairs) for name in "abc"] == [6, 2, 0]
     with pytest.raises(TaskError, match="no task of the mixture has worked solutions: c: "):

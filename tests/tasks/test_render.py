@@ -144,7 +144,10 @@ def test_overlong_prompts_lose_their_beginning_but_the_bos(tokenizer: Any, chat_
     assert len(ids) == 20 and ids[0] == 256 and tokenizer.decode(ids[1:]) == "1234567890123456789"
     assert done.notes() == ("1 prompts are too long for the model's context and lost their beginning",)
     chat: Any = overlong(chat_tokenizer, "truncate_left", "0123456789" * 3, limit=40)
-    assert chat_tokenizer.decode(chat.made[0].token_ids).endswith("789<|end|><|assistant|>") and len(chat.made[0].token_ids) == 30
+    assert (
+        chat_tokenizer.decode(chat.made[0].token_ids).endswith("789<|end|><|assistant|>")
+        and len(chat.made[0].token_ids) == 30
+    )
 
 
 def test_a_rows_own_length_counts(tokenizer: Any):

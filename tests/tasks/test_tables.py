@@ -86,7 +86,10 @@ def gsm8k(folder: Path) -> Path:
 
     def rows(start: int, count: int) -> list[dict[str, Any]]:
         return [
-            {"question": f"Ann has {i} pens and buys 1000. How many?", "answer": f"{i}+1000=<<{i}+1000={i + 1000}>>\n#### {i + 1000:,}"}
+            {
+                "question": f"Ann has {i} pens and buys 1000. How many?",
+                "answer": f"{i}+1000=<<{i}+1000={i + 1000}>>\n#### {i + 1000:,}",
+            }
             for i in range(start, start + count)
         ]
 
@@ -103,7 +106,11 @@ def test_gsm8k_needs_no_more_than_its_name_and_place(tokenizer: Any, here: Path)
     number = int(prompt.text.split()[2])
     assert prompt.text.startswith(f"Ann has {number} pens") and prompt.text.endswith("final answer within \\boxed{}.")
     assert prompt.columns["answer"] == str(number + 1000), "the commas of thousands are gone"
-    for said, right in ((f"So it is \\boxed{{{number + 1000}}}.", 1.0), (f"\\boxed{{{number}}}", 0.0), (f"#### {number + 1000:,}", 1.0)):
+    for said, right in (
+        (f"So it is \\boxed{{{number + 1000}}}.", 1.0),
+        (f"\\boxed{{{number}}}", 0.0),
+        (f"#### {number + 1000:,}", 1.0),
+    ):
         assert task.scorer.math(prompt.columns, said) == right, said
     (worked, solution), *_ = task.worked(3)
     assert solution.endswith(f"#### {int(worked.text.split()[2]) + 1000:,}")
@@ -133,13 +140,19 @@ def test_math_takes_the_answer_out_of_its_box(tokenizer: Any, here: Path):
     assert (len(task.train), len(task.held_out)) == (12, 12)
     prompt = next(p for p in task.train if "$3$" in p.text)
     assert prompt.columns["answer"] == "\\frac{3}{2}"
-    assert (task.scorer.math(prompt.columns, "It is \\boxed{1.5}."), task.scorer.math(prompt.columns, "\\boxed{2}")) == (1.0, 0.0)
+    assert (
+        task.scorer.math(prompt.columns, "It is \\boxed{1.5}."),
+        task.scorer.math(prompt.columns, "\\boxed{2}"),
+    ) == (1.0, 0.0)
     with pytest.raises(TaskError, match=r"has no subset 'number_theory' \(task.subset\)"):
         load(tokenizer, preset="math", dataset="math", subset="algebra, number_theory")
 
 
 def test_math500_is_evaluated_on_beside_another_task(tokenizer: Any, here: Path):
-    rows = [{"problem": f"P{i}?", "solution": "s", "answer": f"{i}", "subject": "a", "level": 1, "unique_id": f"{i}"} for i in range(9)]
+    rows = [
+        {"problem": f"P{i}?", "solution": "s", "answer": f"{i}", "subject": "a", "level": 1, "unique_id": f"{i}"}
+        for i in range(9)
+    ]
     write(here / "MATH-500" / "test-00000-of-00001.parquet", rows)
     other = {"kind": "parquet", "path": str(write(here / "own.parquet", sums(20))), "eval_size": 4}
     task = load(tokenizer, mixture=[other, {"preset": "math500", "dataset": "MATH-500", "weight": 0.0}])
@@ -167,7 +180,9 @@ def test_what_is_not_there_is_said_at_once(here: Path, monkeypatch: pytest.Monke
         with pytest.raises(TaskError, match=f"there is no folder '{name}'"):
             read_hf(TaskConfig(kind="hf", dataset=name), "train")
     assert asked == 0, "a path is no question for the hub"
-    with pytest.raises(TaskError, match="the hub cannot be reached, there is no such folder, and nothing was fetched before"):
+    with pytest.raises(
+        TaskError, match="the hub cannot be reached, there is no such folder, and nothing was fetched before"
+    ):
         read_hf(TaskConfig(kind="hf", dataset="nobody/nothing"), "train")
     gsm8k(here / "gsm8k")
     with pytest.raises(TaskError, match=r"subset 'main', split 'valid' cannot be read: .*valid"):
@@ -197,7 +212,11 @@ def test_errors(tokenizer: Any, here: Path, settings: dict[str, Any], message: s
 def test_sampling_columns_become_the_rows_own_settings(tokenizer: Any, here: Path):
     rows = [{**row, "temperature": None if i % 2 else 0.5, "max_new_tokens": 7} for i, row in enumerate(sums(4))]
     task = load(
-        tokenizer, kind="parquet", path=write(here / "rows.parquet", rows), eval_size=0, sampling_columns=["temperature", "max_new_tokens"]
+        tokenizer,
+        kind="parquet",
+        path=write(here / "rows.parquet", rows),
+        eval_size=0,
+        sampling_columns=["temperature", "max_new_tokens"],
     )
     own = {prompt.text: prompt.sampling for prompt in task.train}
     assert own["0 + 1"] == {"temperature": 0.5, "max_new_tokens": 7} and own["1 + 1"] == {"max_new_tokens": 7}
