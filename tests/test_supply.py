@@ -13,11 +13,17 @@ from respec.errors import ConfigError
 from respec.naming import Generated, supplied
 from respec.policy.advantages import advantages
 from respec.supply import Supply
+from respec.tasks.order import Order
 from respec.types import Ask, Prompt, Rollout, RolloutStats, RoundRecord, Sample, ScoredRollout
 from respec.types.drawing import PLAIN
 
 TRAIN = tuple(Prompt(row, "", (1, row + 1)) for row in range(10))
 GROUP = 4
+
+
+def walk() -> Order:
+    """The rows in permutations of them."""
+    return Order([TRAIN], 0, lambda place: [1.0], None)
 
 
 def configured(**sets: object) -> Config:
@@ -79,7 +85,7 @@ def silent(line: str) -> None:
 
 
 def test_by_default_a_step_learns_from_all_that_it_draws() -> None:
-    supply = Supply(configured(), TRAIN, silent)
+    supply = Supply(configured(), walk(), silent)
     asked = []
     for step in (1, 2, 3):
         made, samples = step_of(supply, step)
@@ -88,14 +94,14 @@ def test_by_default_a_step_learns_from_all_that_it_draws() -> None:
         asked += groups(samples)
     assert sorted(asked[:8] + asked[8:]) == sorted([(row, 0) for row in range(10)] + [k for k in asked if k[1] == 1])
     # a checkpoint from before there was a cursor
-    resumed = Supply(configured(), TRAIN, silent)
+    resumed = Supply(configured(), walk(), silent)
     resumed.load_state_dict({}, 2)
     assert groups(step_of(resumed, 3)[1]) == asked[8:]
 
 
 def test_dynamic_sampling_fills_the_step_with_the_first_groups_that_have_spread() -> None:
-    supply = Supply(configured(policy__algorithm="dapo"), TRAIN, silent)
-    walk = Supply(configured(rollout__prompts_per_step=10), TRAIN, silent)
+    supply = Supply(configured(policy__algorithm="dapo"), walk(), silent)
+    walk = Supply(configured(rollout__prompts_per_step=10), walk(), silent)
     order = list(dict.fromkeys(key for step in (1, 2, 3) for key in _in_prompt_order(walk, step)))
     good = [key for key in order if (key[0] + key[1]) % 3]
     place, taken = 0, []
@@ -119,8 +125,8 @@ def _in_prompt_order(supply: Supply, step: int) -> list[tuple[int, int]]:
 
 
 def test_draws_add_up() -> None:
-    made, _ = step_of(Supply(configured(policy__algorithm="dapo"), TRAIN, silent), 1)
-    supply = Supply(configured(), TRAIN, silent)
+    made, _ = step_of(Supply(configured(policy__algorithm="dapo"), walk(), silent), 1)
+    supply = Supply(configured(), walk(), silent)
     first, _ = step_of(supply, 1)
     assert [item.rollout.key for item in made.scored_R] == sorted(item.rollout.key for item in made.scored_R)
     times = len(made.stats.round_R) // 8
@@ -136,34 +142,34 @@ def test_draws_add_up() -> None:
 
 def test_when_draws_are_used_up_the_step_goes_on_and_says_so() -> None:
     lines: list[str] = []
-    supply = Supply(configured(policy__algorithm="dapo", collect__max_draws=2), TRAIN, lines.append)
+    supply = Supply(configured(policy__algorithm="dapo", collect__max_draws=2), walk(), lines.append)
     made, samples = step_of(supply, 1, lambda row, draw: [0.0] * GROUP)
     assert len(lines) == 1 and "2 draws left 0 of 8 groups" in lines[0] and "collect.max_draws" in lines[0]
     # nothing to learn from: the first groups, which teach nothing
     assert len(samples) == 16 and not any(sample.advantage_T.any() for sample in samples)
     lone = lambda row, draw: [1.0, 0.0, 0.0, 0.0] if row == made.scored_R[0].rollout.prompt.row else [0.0] * GROUP  # noqa: E731
-    fresh = Supply(configured(policy__algorithm="dapo", collect__max_draws=2), TRAIN, lines.append)
+    fresh = Supply(configured(policy__algorithm="dapo", collect__max_draws=2), walk(), lines.append)
     assert len(step_of(fresh, 1, lone)[1]) == GROUP and len(lines) == 2
 
 
 def test_a_penalty_is_learned_from_and_gives_no_group_spread() -> None:
     """Wrong answers of different lengths stay a group of equals for the filter, and none for the estimator."""
     asked = {"collect__overlong_cache": 8, "collect__overlong_weight": 0.5}
-    supply = Supply(configured(policy__algorithm="dapo", **asked), TRAIN, silent)
+    supply = Supply(configured(policy__algorithm="dapo", **asked), walk(), silent)
     made, samples = step_of(supply, 1)
     assert all((key[0] + key[1]) % 3 for key in groups(samples))
     for item in (*made.scored_R, *(sample.scored for sample in samples)):
         penalty = min(0.0, (9 - 8 - len(item.rollout.token_T)) / 8)
         task = item.part["task"]
         assert item.part["overlong"] == penalty and task is not None and item.reward == task + 0.5 * penalty
-    other = Supply(configured(**asked), TRAIN, silent)
+    other = Supply(configured(**asked), walk(), silent)
     assert any(s.advantage_T.any() for s in step_of(other, 1, lambda row, draw: [0.0] * GROUP)[1])
     with pytest.raises(ConfigError, match="overlong_cache is 10 tokens, more than the longest answer has"):
-        Supply(configured(collect__overlong_cache=10), TRAIN, silent)
+        Supply(configured(collect__overlong_cache=10), walk(), silent)
 
 
 def test_the_share_of_most_spread_is_drawn_once() -> None:
-    supply = Supply(configured(collect__filter="top_spread", collect__share=0.5), TRAIN, silent)
+    supply = Supply(configured(collect__filter="top_spread", collect__share=0.5), walk(), silent)
     made, samples = step_of(supply, 1, lambda row, draw: [0.0, 0.1 * row, 0.0, 0.0])
     rows = sorted({item.rollout.prompt.row for item in made.scored_R})
     assert len(rows) == 4 and sorted({s.scored.rollout.prompt.row for s in samples}) == rows[2:]
@@ -175,7 +181,7 @@ BUDGET = {"policy__algorithm": "c3po", "policy__token_budget": 70}
 @pytest.mark.parametrize("budget", [70, 120])
 def test_a_budget_trains_on_exactly_so_many_tokens_and_carries_the_rest_over(budget: int) -> None:
     """A draw has about 80 tokens: for the larger budget a step needs more than one."""
-    supply = Supply(configured(**(BUDGET | {"policy__token_budget": budget})), TRAIN, silent)
+    supply = Supply(configured(**(BUDGET | {"policy__token_budget": budget})), walk(), silent)
     left, trained = 0, []
     for step in range(1, 9):
         made, samples = step_of(supply, step)
@@ -195,7 +201,7 @@ def test_a_budget_trains_on_exactly_so_many_tokens_and_carries_the_rest_over(bud
 
 def test_what_is_there_already_is_not_drawn_again() -> None:
     """Two thirds of the budget wait: a third of the prompts is drawn."""
-    supply = Supply(configured(**(BUDGET | {"policy__token_budget": 60})), TRAIN, silent)
+    supply = Supply(configured(**(BUDGET | {"policy__token_budget": 60})), walk(), silent)
     step_of(supply, 1)
     before = supply.counts
     step_of(supply, 2)
@@ -204,7 +210,7 @@ def test_what_is_there_already_is_not_drawn_again() -> None:
 
 
 def test_a_budget_is_filled_in_prompt_order() -> None:
-    supply = Supply(configured(**BUDGET), TRAIN, silent)
+    supply = Supply(configured(**BUDGET), walk(), silent)
     drawn = supply.draw(generator(1, mixed))
     samples = supply.spend(advantages(drawn.kept, "group"), drawn, 1)
     order = list(drawn.place_of)
@@ -217,7 +223,7 @@ def test_a_budget_is_filled_in_prompt_order() -> None:
 def test_what_has_waited_too_long_is_thrown_away() -> None:
     for carry in (0, 2):
         supply = Supply(
-            configured(**(BUDGET | {"policy__token_budget": 20}), collect__carry_steps=carry), TRAIN, silent
+            configured(**(BUDGET | {"policy__token_budget": 20}), collect__carry_steps=carry), walk(), silent
         )
         oldest = set()
         for step in range(1, 7):
@@ -228,7 +234,7 @@ def test_what_has_waited_too_long_is_thrown_away() -> None:
 
 
 def test_masked_answers_take_no_part_of_the_budget() -> None:
-    supply = Supply(configured(**BUDGET, policy__mask_truncated=True), TRAIN, silent)
+    supply = Supply(configured(**BUDGET, policy__mask_truncated=True), walk(), silent)
     for step in (1, 2, 3):
         _, samples = step_of(supply, step)
         assert not any(s.scored.rollout.truncated for s in samples) and sum(len(s.advantage_T) for s in samples) == 70
@@ -237,10 +243,10 @@ def test_masked_answers_take_no_part_of_the_budget() -> None:
 @pytest.mark.parametrize("algorithm", ["dapo", "c3po"])
 def test_law_8_a_supply_that_is_taken_up_goes_on_as_one_never_put_down(algorithm: str) -> None:
     config = configured(policy__algorithm=algorithm, policy__token_budget=70, policy__aggregation="budget")
-    whole = Supply(config, TRAIN, silent)
+    whole = Supply(config, walk(), silent)
     for step in (1, 2, 3):
         step_of(whole, step)
-    resumed = Supply(config, TRAIN, silent)
+    resumed = Supply(config, walk(), silent)
     state = whole.state_dict()
     assert state["cursor"] > 12 or state["waiting"]
     resumed.load_state_dict(_copied(state), 3)

@@ -19,7 +19,7 @@ from respec.anchors import Anchors
 from respec.config import Config
 from respec.errors import ConfigError
 from respec.models.load import load_policy
-from respec.naming import Generated, criticism, evaluation, fallen, metrics_of, of_terms, supplied
+from respec.naming import Generated, criticism, data_metrics, evaluation, fallen, metrics_of, of_terms, supplied
 from respec.online import OnlineLearner, online_learner, share_of
 from respec.policy.adapters import choose_trained
 from respec.policy.advantages import advantages
@@ -38,6 +38,7 @@ from respec.report.surprise import Surprise, recorded, surprise
 from respec.resume import Part, begin, record_start, save, take_up
 from respec.stages import (
     Stages,
+    answerless,
     build,
     decisions_of,
     estimate_idle,
@@ -49,7 +50,8 @@ from respec.stages import (
     to_know,
 )
 from respec.supply import Supply
-from respec.tasks.reward import RewardWorker
+from respec.tasks.mixed_reward import reward_of
+from respec.tasks.order import order_of
 from respec.tasks.task import load_task
 from respec.types import Ask, RoundRecord, ScoredRollout
 from respec.weights.checkpoint import latest_checkpoint
@@ -94,14 +96,14 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
             raise ConfigError(
                 f"rollout.group_size: a group of one has nothing to be compared with, as estimator '{algorithm.estimator}' does; use 2 or more (got 1)"
             )
-        with RewardWorker(task, config.task.reward) as reward:
+        with reward_of(task, config.task) as reward:
             anchors = Anchors(config, policy, task.train)
             for note in (*run.notes, *to_know(config, task), *anchors.notes):
                 view.say(note)
             learner = PolicyLearner(
                 policy, config.policy, config.run.steps, config.rollout.max_new_tokens, anchors.terms
             )
-            supply = Supply(config, task.train, view.say)
+            supply = Supply(config, order_of(task, config), view.say)
             checkpoint = latest_checkpoint(run.path, view.say)
             step, earlier_s, state = take_up(run, checkpoint, policy, learner, supply, view)
             if checkpoint is None:
@@ -132,7 +134,8 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 view.step(step, metrics)
                 before, seen = seen, seen + recorded(metrics)
                 news = seen.news(before) if config.speculation.mode != "lossy" else ()
-                for line in (*fallbacks(scored), *news, *fallen(metrics, entropy, config.policy.entropy_floor)):
+                floor = fallen(metrics, entropy, config.policy.entropy_floor)
+                for line in (*fallbacks(scored), *answerless(task, scored), *news, *floor):
                     view.say(line)
                 entropy = metrics["policy/entropy"]
                 minutes = (time.monotonic() - saved_at) / 60
@@ -176,7 +179,7 @@ def _step(
     ended = time.perf_counter()
     own = surprise(made.rollout_R, config.rollout.sampling())
     metrics = metrics_of(made, scored, update, stages.reward.names, own) | of_terms(update.term, held, taught) | criticized
-    metrics |= distilled | share_of(distilled, ended - began) | supplied(supply.counts) | {
+    metrics |= distilled | share_of(distilled, ended - began) | supplied(supply.counts) | data_metrics(supply.order) | {
         "time/reward_s": made.reward_s, "time/weights_s": ended - swapped_at, "time/step_s": ended - began,
         "time/training_s": update.wall_s - (watch.wall_s if watch is not None else 0.0),
         "tokens/total": tokens_before + made.stats.tokens, "drafter/alarms": float(len(stages.planner.take_alarms())),

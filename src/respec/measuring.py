@@ -79,7 +79,7 @@ def measure_speculation(
     decoder = publish(policy, config.model.dtype, 0)
     sampling = replace(config.rollout.sampling(), temperature=temperature)
     about = {
-        "model": Path(chosen.path).name, "task": config.task.dataset or str(config.task.path), "temperature": temperature, "group": group,
+        "model": Path(chosen.path).name, "task": "+".join(config.task.names) or config.task.dataset or str(config.task.path), "temperature": temperature, "group": group,
         "max_new_tokens": sampling.max_new_tokens, "dtype": str(decoder.shape.dtype).removeprefix("torch."),
     }  # fmt: skip
     prompt = int(np.median([len(p.token_ids) for p in task.held_out]))

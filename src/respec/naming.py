@@ -11,6 +11,7 @@ import numpy as np
 
 from respec.report.surprise import Surprise
 from respec.stages import Stages, evaluate
+from respec.tasks.order import Order
 from respec.types import CriticStats, Rollout, RolloutStats, ScoredRollout, UpdateStats
 
 
@@ -83,10 +84,12 @@ def metrics_of(
     }  # fmt: skip
     if any(len(group) > 1 for group in groups):
         metrics["group/no_spread_share"] = np.mean([np.ptp(group) == 0 for group in groups])
-    for name in dict.fromkeys((*names, *scored[0].part)):
-        parts = [item.part[name] for item in scored if item.part[name] is not None]
+    for name in dict.fromkeys((*names, *(name for item in scored for name in item.part))):
+        parts = [item.part[name] for item in scored if item.part.get(name) is not None]
         if parts:
             metrics[f"reward/part/{name}"] = np.mean(np.array(parts, float))
+    for task in dict.fromkeys(item.rollout.prompt.task for item in scored if item.rollout.prompt.task):
+        metrics[f"reward/task/{task}"] = np.mean([s.reward for s in scored if s.rollout.prompt.task == task])
     if made.plain is not None:
         # by token: completions of the two modes that are not exact are of other lengths
         metrics["rollout/speedup"] = stats.tokens_per_s / made.plain.tokens_per_s
@@ -162,4 +165,12 @@ def evaluation(stages: Stages, step: int, final: bool) -> dict[str, float]:
     return {
         "eval/accuracy": result.accuracy, "eval/se": result.standard_error, "eval/length": result.mean_length,
         "eval/entropy": result.mean_entropy, "eval/items": float(result.items), "time/eval_s": result.wall_s,
+        **{f"eval/task/{name}": accuracy for name, accuracy in result.task_accuracy.items()},
     }  # fmt: skip
+
+
+def data_metrics(order: Order) -> dict[str, float]:
+    """What measured difficulty has made of the order; nothing where it is not asked for."""
+    if order.difficulty is None:
+        return {}
+    return {"data/passed_over": float(order.difficulty.passed_over), "data/in_band_share": order.difficulty.in_band()}

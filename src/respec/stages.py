@@ -23,7 +23,9 @@ from respec.rollout.replay import LookUp, replay
 from respec.sentinel import Sentinel
 from respec.speculation import memory
 from respec.speculation.shadow import overlapped, replayed, wanting
-from respec.tasks.reward import RewardWorker
+from respec.tasks.answers import unmatched
+from respec.tasks.mixed_reward import Reward
+from respec.tasks.order import Order
 from respec.tasks.task import Task
 from respec.types import (
     PLAIN,
@@ -53,11 +55,11 @@ class Stages:
     task: Task
     engine: Engine
     planner: Sentinel
-    reward: RewardWorker
+    reward: Reward
     view: View
 
 
-def build(config: Config, policy: Policy, task: Task, reward: RewardWorker, view: View, version: int) -> Stages:
+def build(config: Config, policy: Policy, task: Task, reward: Reward, view: View, version: int) -> Stages:
     """Publishes the policy and sets the engine up around it."""
     decoder = publish(policy, config.model.dtype, version)
     drafters = make_drafters(config.speculation, policy, config.model.dtype, version)
@@ -75,17 +77,13 @@ def build(config: Config, policy: Policy, task: Task, reward: RewardWorker, view
     return Stages(config, policy, task, engine, Sentinel(planner, engine.drafters, view.say, first), reward, view)
 
 
-def asks_from(train: Sequence[Prompt], config: Config, first: int, count: int) -> tuple[Ask, ...]:
-    """`count` asks from place `first` on of a walk through permutations of the rows, one an epoch, drawn from the run's seed.
-
-    `draw` is the epoch: a pure function of the place, so a resumed run asks the same.
+def asks_from(order: Order, config: Config, first: int, count: int) -> tuple[Ask, ...]:
+    """`count` asks from place `first` on, as the run's order has them: a pure function of the place (and of what a checkpoint keeps of measured
+    difficulty), so a resumed run asks the same.
     """
-    asks = []
-    for place in range(first, first + count):
-        epoch, index = divmod(place, len(train))
-        order = np.random.Generator(np.random.Philox(key=[config.run.seed, epoch])).permutation(len(train))
-        asks.append(Ask(train[order[index]], Stream.TRAIN, epoch, config.rollout.group_size))
-    return tuple(asks)
+    sampling, group = config.rollout.sampling(), config.rollout.group_size
+    drawn = [order(place) for place in range(first, first + count)]
+    return tuple(Ask(prompt, Stream.TRAIN, draw, group, prompt.settings(sampling)) for prompt, draw in drawn)
 
 
 def generate(
@@ -113,8 +111,8 @@ def evaluate(stages: Stages, prompts: Sequence[Prompt], sampling: Sampling | Non
     asks = [Ask(prompt, Stream.EVAL, 0, 1) for prompt in prompts]
     rollouts, _ = generate(stages, asks, sampling, "evaluation")
     scored = stages.reward.score(rollouts)
-    first = stages.reward.names[0]
-    right = np.array([(item.part[first] or 0.0) >= 1.0 for item in scored], float)
+    right = np.array([(next(iter(item.part.values())) or 0.0) >= 1.0 for item in scored], float)
+    tasks = np.array([item.rollout.prompt.task for item in scored])
     return EvalResult(
         accuracy=float(right.mean()),
         standard_error=float(right.std() / max(1, len(right)) ** 0.5),
@@ -123,6 +121,7 @@ def evaluate(stages: Stages, prompts: Sequence[Prompt], sampling: Sampling | Non
         mean_entropy=float(np.concatenate([r.entropy_T for r in rollouts]).mean()),
         reward_I=right.tolist(),
         wall_s=time.perf_counter() - began,
+        task_accuracy={str(name): float(right[tasks == name].mean()) for name in dict.fromkeys(tasks.tolist()) if name},
     )
 
 
@@ -174,13 +173,23 @@ def learn_histories(engine: Engine, rollouts: Sequence[Rollout]) -> None:
 
 def to_know(config: Config, task: Task) -> list[str]:
     """Lines for the user: where there are fewer held-out rows than were asked for, and where rollouts are not the policy's own."""
-    held, asked = len(task.held_out), config.task.eval_size
+    held, asked = len(task.held_out), sum(part.eval_size for part in config.task.mixture or (config.task,))
     short = [f"held out are {held} rows, not {asked}: there are no more to spare"] if held < asked else []
     lossy = (
         f"speculation.mode is lossy (lenience {config.speculation.lenience}): completions that follow an old answer are not drawn as the policy "
         "would; their tokens' losses are weighted for it, approximately"
     )
-    return [*short, lossy] if config.speculation.mode == "lossy" else short
+    return [*task.notes, *short, *((lossy,) if config.speculation.mode == "lossy" else ())]
+
+
+def answerless(task: Task, scored: Sequence[ScoredRollout]) -> list[str]:
+    """A line for each task whose answer pattern is in none of its completions of a step."""
+    texts_of = {name: [s.rollout.text for s in scored if s.rollout.prompt.task == name] for name in task.parts or ("",)}
+    return [
+        line
+        for name, texts in texts_of.items()
+        for line in unmatched(task.parts.get(name, task).scorer, texts, f" of task '{name}'" if name else "")
+    ]
 
 
 def fallbacks(scored: Sequence[ScoredRollout]) -> list[str]:

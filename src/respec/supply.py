@@ -19,8 +19,9 @@ from respec.policy.filters import FILTERS
 from respec.policy.presets import resolve
 from respec.rollout.collect import Collected, Group, collect
 from respec.stages import asks_from
+from respec.tasks.order import Order
 from respec.tasks.overlong import penalized
-from respec.types import Ask, Prompt, Rollout, Sample, ScoredRollout
+from respec.types import Ask, Rollout, Sample, ScoredRollout
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,9 @@ class Supply:
     would begin before an answer does.
     """
 
-    def __init__(self, config: Config, train: Sequence[Prompt], say: Callable[[str], None]) -> None:
-        self._config, self._train, self._say = config, train, say
+    def __init__(self, config: Config, order: Order, say: Callable[[str], None]) -> None:
+        self.order = order
+        self._config, self._say = config, say
         self._filter = config.collect.filter or resolve(config.policy).filter
         self._budget = config.policy.token_budget or 0
         self._longest = config.collect.overlong_max or config.rollout.max_new_tokens
@@ -68,6 +70,8 @@ class Supply:
             )
         kept = self._chosen(found)
         made = sum(found.draws[1:], start=found.draws[0])
+        if self.order.difficulty is not None:
+            self.order.difficulty.learn(made.scored_R)
         self._counts = Supplied(
             draws=len(found.draws), groups=len(found.groups), dropped_groups=len(found.groups) - len(kept),
             dropped_tokens=_tokens(made.scored_R) - _tokens(chain(*kept)),
@@ -108,16 +112,17 @@ class Supply:
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint: numbers and tensors."""
-        return {"cursor": self._cursor, "waiting": state_of(self._waiting)}
+        return {"cursor": self._cursor, "waiting": state_of(self._waiting), "order": self.order.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any], step: int) -> None:
         """Takes up the state saved after `step`; of a checkpoint without one, that of a run that has drawn no more than it must."""
         self._cursor = int(state.get("cursor", step * self._config.rollout.prompts_per_step))
         self._waiting = samples_from(state.get("waiting", {}))
+        self.order.load_state_dict(state.get("order", {}))
 
     def _ask(self, count: int) -> tuple[Ask, ...]:
         self._cursor += count
-        return asks_from(self._train, self._config, self._cursor - count, count)
+        return asks_from(self.order, self._config, self._cursor - count, count)
 
     def _first(self) -> int:
         """prompts_per_step, less the share of the budget that is there already: else what waits would grow, and all be old."""

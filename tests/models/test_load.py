@@ -104,10 +104,10 @@ def test_quantized_checkpoints_are_refused(tmp_path: Path) -> None:
 
 
 def test_places_without_a_model_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("respec.models.hub.reachable", lambda: False)
     with pytest.raises(ModelError, match="there is no folder '/nowhere/model', and it is not a hub id"):
         load_policy(ModelConfig(path="/nowhere/model"))
-    with pytest.raises(ModelError, match="no folder 'nobody/nothing-here', and it could not be fetched from the hub"):
+    with pytest.raises(ModelError, match="no folder 'nobody/nothing-here'; the hub cannot be reached"):
         load_policy(ModelConfig(path="nobody/nothing-here"))
     with pytest.raises(ModelError, match="holds no model transformers can read"):
         load_policy(ModelConfig(path=str(tmp_path)))

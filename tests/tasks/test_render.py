@@ -121,3 +121,36 @@ def test_an_empty_prompt(make: Any):
     rendering = renderer(make.tokenizer("{{ '' }}"))
     with pytest.raises(TaskError, match=r"prompt of row 2 \(line 7 of 'data.jsonl'\) is empty"):
         rendering.prompts([rendering.render(row())], 2)
+
+
+def overlong(tokenizer: Any, policy: str, *texts: str, limit: int = 30, **sampling: float) -> Renderer:
+    renderer = Renderer(TaskConfig.model_validate({"dataset": "x", "overlong": policy}), tokenizer, limit, 10)
+    rows = [Row(text, {}, {}, f"row {i}", sampling) for i, text in enumerate(texts)]
+    renderer.made = renderer.prompts([renderer.render(row) for row in rows], 5)  # pyright: ignore[reportAttributeAccessIssue]
+    return renderer
+
+
+def test_overlong_prompts_are_dropped_and_counted(tokenizer: Any):
+    done: Any = overlong(tokenizer, "drop", "short", "x" * 20, "y" * 19)
+    assert [(p.row, p.text) for p in done.made] == [(5, "short"), (6, "y" * 19)], "no row id is left out"
+    assert done.notes() == ("1 prompts are too long for the model's context and were dropped",)
+    with pytest.raises(TaskError, match="leaves no prompt of 2"):
+        overlong(tokenizer, "drop", "x" * 20, "x" * 21)
+
+
+def test_overlong_prompts_lose_their_beginning_but_the_bos(tokenizer: Any, chat_tokenizer: Any):
+    done: Any = overlong(tokenizer, "truncate_left", "short", "0123456789" * 3)
+    ids = done.made[1].token_ids
+    assert len(ids) == 20 and ids[0] == 256 and tokenizer.decode(ids[1:]) == "1234567890123456789"
+    assert done.notes() == ("1 prompts are too long for the model's context and lost their beginning",)
+    chat: Any = overlong(chat_tokenizer, "truncate_left", "0123456789" * 3, limit=40)
+    assert (
+        chat_tokenizer.decode(chat.made[0].token_ids).endswith("789<|end|><|assistant|>")
+        and len(chat.made[0].token_ids) == 30
+    )
+
+
+def test_a_rows_own_length_counts(tokenizer: Any):
+    with pytest.raises(TaskError, match="context of 30 less 25 new tokens leaves room for 5"):
+        overlong(tokenizer, "error", "123456", max_new_tokens=25)
+    assert not overlong(tokenizer, "error", "1" * 22, max_new_tokens=7).notes()

@@ -3,6 +3,7 @@
 from respec.config.collect import CollectConfig
 from respec.config.critic import CriticConfig
 from respec.config.drafter import DrafterConfig
+from respec.config.mixture import DifficultyConfig, StageConfig
 from respec.config.policy import LoraConfig, PolicyConfig
 from respec.config.reading import load_config, parse_config
 from respec.config.room import Room
@@ -25,6 +26,7 @@ __all__ = [
     "CollectConfig",
     "Config",
     "CriticConfig",
+    "DifficultyConfig",
     "DrafterConfig",
     "EvalConfig",
     "LoraConfig",
@@ -37,6 +39,7 @@ __all__ = [
     "Room",
     "RunConfig",
     "SpeculationConfig",
+    "StageConfig",
     "TaskConfig",
     "TeacherConfig",
     "WarmupConfig",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from respec.config import ModelConfig
 from respec.errors import ModelError
+from respec.models import hub
 from respec.models.adapted import merge_folder, read_adapter_config
 from respec.models.packed_attention import PACKED
 
@@ -54,7 +54,7 @@ def load_policy(config: ModelConfig, own_dtype: str | None = None) -> Policy:
         merge_folder(base.model, adapter)
         return base
     source = _source(config.path)
-    shared = {"trust_remote_code": config.trust_remote_code}
+    shared = {"trust_remote_code": config.trust_remote_code, "local_files_only": _stays_here(source)}
     try:
         hf_config = AutoConfig.from_pretrained(source, **shared)
     except (OSError, ValueError, KeyError) as error:
@@ -117,17 +117,25 @@ def _source(path: str) -> str:
         if path != BUILTIN or not folder.is_dir():
             raise ModelError(f"model.path: there is no built-in model '{path}' in this installation (known: {BUILTIN})")
         return str(folder)
-    if Path(path).expanduser().is_dir():
-        return str(Path(path).expanduser())
-    if not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", path):
+    found = hub.folder(path)
+    if found is not None:
+        return str(found)
+    if not hub.is_id(path):
         raise ModelError(f"model.path: there is no folder '{path}', and it is not a hub id (like 'owner/name')")
     return path
 
 
+def _stays_here(source: str) -> bool:
+    """Whether the hub is not to be asked: for a folder, and where it does not answer. What was fetched before is found all the same."""
+    return hub.folder(source) is not None or not hub.reachable()
+
+
 def _unreadable(path: str, error: Exception) -> str:
-    if Path(path).expanduser().is_dir():
+    if hub.folder(path) is not None or path == BUILTIN:
         return f"the folder '{path}' holds no model transformers can read: {_first_line(error)}"
     hint = "; `respec fetch smollm2` makes that folder" if Path(path) == Path("models/smollm2") else ""
+    if not hub.reachable():
+        return f"there is no folder '{path}'{hint}; the hub cannot be reached, and no model of that id was fetched from it before"
     return f"there is no folder '{path}'{hint}, and it could not be fetched from the hub either: {_first_line(error)}"
 
 
@@ -137,7 +145,9 @@ def _first_line(error: Exception) -> str:
 
 def _tokenizer(config: ModelConfig, source: str) -> PreTrainedTokenizerBase:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, trust_remote_code=config.trust_remote_code, local_files_only=_stays_here(source)
+        )
     except Exception as error:  # the tokenizer backends raise kinds of their own for a missing or broken file
         raise ModelError(f"'{config.path}' has no tokenizer that can be loaded: {_first_line(error)}") from None
     # Without its files, transformers makes some families an empty tokenizer of their usual special tokens.

@@ -13,14 +13,20 @@ from respec.types import Batch, Rollout, Sample
 
 
 def pack(samples: Sequence[Sample], tokens_per_microbatch: int, temperature: float) -> tuple[Batch, ...]:
-    """Packs samples (prompt and completion) into batches of at most `tokens_per_microbatch` tokens, longest first.
+    """Packs samples (prompt and completion) into batches of at most `tokens_per_microbatch` tokens, longest first, each of one temperature:
+    the samples' own, or `temperature`.
 
     A sequence longer than the budget gets a batch of its own; sequences of one batch are of neighbouring lengths, so that
     attention pads little. Depends on the samples and their order alone. Raises TaskError for a prompt without tokens.
     """
+    alike: dict[float, list[Sample]] = {}
+    for sample in samples:
+        own = sample.scored.rollout.sampling
+        alike.setdefault(temperature if own is None else own.temperature, []).append(sample)
     return tuple(
-        _lay_out([samples[i] for i in indices], temperature)
-        for indices in bins([length_of(sample.scored.rollout) for sample in samples], tokens_per_microbatch)
+        _lay_out([members[i] for i in indices], degree)
+        for degree, members in alike.items()
+        for indices in bins([length_of(sample.scored.rollout) for sample in members], tokens_per_microbatch)
     )
 
 

@@ -4,7 +4,7 @@ advantages; each a pure function of what frozen models say of the tokens that we
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from respec.policy.divergence import Head, divergence
 from respec.policy.kl import KL_ESTIMATORS
 from respec.policy.logprobs import token_logprobs
 from respec.policy.losses import Tokens
-from respec.policy.pack import bins, lay_out
+from respec.policy.pack import bins, lay_out, length_of
 from respec.types import Batch, Sample, ScoredRollout
 
 PerToken = Float32[np.ndarray, "T"]
@@ -114,11 +114,20 @@ def logprobs_under(
     """
     rollouts = [item.rollout for item in scored]
     found: dict[int, PerToken] = {}
-    for indices in bins([len(r.prompt.token_ids) + len(r.token_T) for r in rollouts], budget):
+    degree_R = [temperature if r.sampling is None else r.sampling.temperature for r in rollouts]
+    for indices, degree in _alike(degree_R, [length_of(r) for r in rollouts], budget):
         members = [rollouts[i] for i in indices]
-        batch = lay_out([r.prompt.token_ids for r in members], [r.token_T for r in members], temperature)
+        batch = lay_out([r.prompt.token_ids for r in members], [r.token_T for r in members], degree)
         moved = {key: value.to(model.device) for key, value in vars(batch).items() if isinstance(value, torch.Tensor)}
         logprob_C, _ = token_logprobs(model, dataclasses.replace(batch, **moved), chunk)
         parts = logprob_C.float().cpu().split([len(r.token_T) for r in members])
         found |= {i: part.numpy() for i, part in zip(indices, parts, strict=True)}
     return tuple(found[i] for i in range(len(rollouts)))
+
+
+def _alike(degree_R: Sequence[float], length_R: Sequence[int], budget: int) -> Iterator[tuple[Sequence[int], float]]:
+    """Micro-batches of one temperature each, and that."""
+    for degree in dict.fromkeys(degree_R):
+        members = [i for i, its in enumerate(degree_R) if its == degree]
+        for indices in bins([length_R[i] for i in members], budget):
+            yield [members[i] for i in indices], degree

@@ -83,7 +83,8 @@ def _json(path: Path) -> Any:
 def _about(config: dict[str, Any]) -> list[str]:
     task, speculation = config.get("task", {}), config.get("speculation", {})
     drafter = speculation.get("drafter", "off")
-    data = task.get("dataset") or Path(task.get("path", "")).name
+    parts = task.get("mixture") or [task]
+    data = " + ".join(part.get("name") or part.get("dataset") or Path(part.get("path", "")).name for part in parts)
     return [
         f"model {config.get('model', {}).get('path', '?')}",
         f"task {data}",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from respec.errors import RunDirError
-from respec.types import Plan, Prompt, Rollout, RoundRecord, ScoredRollout, Stream
+from respec.types import Plan, Prompt, Rollout, RoundRecord, Sampling, ScoredRollout, Stream
 
 METRICS_FILE = "metrics.jsonl"
 ROLLOUTS = "rollouts"
@@ -138,6 +138,8 @@ def write_rollouts(
             "kept_logmass": _rounded_list(rollout.kept_logmass_T),
             "entropy": _rounded_list(rollout.entropy_T),
         }
+        if rollout.sampling is not None:
+            tree["sampling"] = vars(rollout.sampling)
         if index < len(pieces):
             tree["pieces"] = list(pieces[index])
         lines.append(json.dumps(tree, ensure_ascii=True, separators=(",", ":")))
@@ -244,6 +246,7 @@ def _kept(tree: dict[str, Any]) -> KeptRollout:
         round_T=np.array(tree["round"], np.int32),
         text=tree["text"],
         finish=tree["finish"],
+        sampling=Sampling(**tree["sampling"]) if "sampling" in tree else None,
     )
     reward = math.nan if tree["reward"] is None else tree["reward"]
     scored = ScoredRollout(rollout, reward, tree["part"], tuple(tree["fell_back"]))

@@ -58,7 +58,9 @@ class Surprise:
 
 def surprise(rollouts: Iterable[Rollout], sampling: Sampling) -> Surprise:
     """Of rollouts drawn so. Nothing at temperature 0 or under top-k, top-p and min-p, where the entropy is not that of what was drawn from."""
-    if sampling.temperature == 0 or sampling.top_k or sampling.top_p < 1 or sampling.min_p:
+    rollouts = list(rollouts)
+    under = {sampling, *(rollout.sampling for rollout in rollouts if rollout.sampling is not None)}
+    if any(s.temperature == 0 or s.top_k or s.top_p < 1 or s.min_p for s in under):
         return Surprise()
     parts = [-rollout.logprob_T.astype(np.float64) - rollout.entropy_T for rollout in rollouts if len(rollout.token_T)]
     gap_N = np.concatenate(parts) if parts else np.zeros(0)

@@ -22,7 +22,8 @@ from respec.rollout.stats import reaching, stats_of
 from respec.rollout.stopping import Stopping
 from respec.rollout.target import Target
 from respec.rollout.tree import NOTHING, DraftTree, flatten
-from respec.rollout.verify import Verdict, verify
+from respec.rollout.verify import Verdict
+from respec.rollout.verify_each import verify_each
 from respec.types import PLAIN, Ask, Load, Mode, Plan, Proposer, Rollout, RolloutStats, RoundRecord, Sampling, Version
 
 OnRound = Callable[[RoundRecord], None]
@@ -147,7 +148,7 @@ class Engine:
     def _cache_for(self, requests: Sequence[Request], sampling: Sampling) -> KVCache:
         """The cache of the last rollout if it is large enough, else a new one."""
         slots = min(self._max_batch, len(requests))
-        capacity = max(request.length for request in requests) + sampling.max_new_tokens
+        capacity = max(request.length + request.remaining(sampling) for request in requests)
         # a branching draft lies behind the sequence node by node, however shallow it is
         capacity += self._max_nodes if self.drafters else 0
         if self._cache is None or self._cache.slots < slots or self._cache.capacity < capacity:
@@ -205,7 +206,8 @@ class Engine:
         drafted_at = time.perf_counter()
         flat = flatten(active, trees)
         logits, taps = target.verify(flat)
-        verdicts = verify(trees, flat, logits, self._mode if plan.n else "matching", sampling, self._lenience)
+        under_B, mode = [request.under(sampling) for request in active], self._mode if plan.n else "matching"
+        verdicts = verify_each(trees, flat, logits, mode, under_B, self._lenience)
         verified_at = time.perf_counter()
         counts = [
             self._emit(request, tree, verdict, stopping, index)

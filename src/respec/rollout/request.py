@@ -52,7 +52,11 @@ class Request:
 
     def remaining(self, sampling: Sampling) -> int:
         """How many tokens it may still draw."""
-        return sampling.max_new_tokens - len(self.tokens)
+        return self.under(sampling).max_new_tokens - len(self.tokens)
+
+    def under(self, sampling: Sampling) -> Sampling:
+        """What it is drawn under: its own settings, or else the rollout's."""
+        return self.ask.sampling or sampling
 
     def append(
         self,
@@ -97,4 +101,5 @@ class Request:
             finish=self.finish,
             weight_T=np.array(self.weights, np.float32) if laws else None,
             law_TK=np.stack(laws) if laws and len(laws) == len(self.tokens) else None,
+            sampling=self.ask.sampling,
         )

@@ -19,7 +19,7 @@ class Stopping:
         self._eos = frozenset(eos_token_ids)
         self._stop_tokens = frozenset(sampling.stop_token_ids)
         self._stop = sampling.stop
-        self._limit = sampling.max_new_tokens
+        self._sampling = sampling
         # every token of a stop string adds at least a byte to it; a few more guard against a character split over tokens
         self._window = max((len(stop.encode()) for stop in self._stop), default=0) + 4
 
@@ -30,7 +30,7 @@ class Stopping:
             request.finish = "eos"
         elif token in self._stop_tokens or (self._stop and self._hits(request.tokens[-self._window :])):
             request.finish = "stop"
-        elif len(request.tokens) >= self._limit:
+        elif request.remaining(self._sampling) <= 0:
             request.finish = "length"
         return request.finish is not None
 

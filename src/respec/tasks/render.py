@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -20,12 +20,13 @@ _FIELD = re.compile(r"\{\{|\}\}|\{([A-Za-z_]\w*)\}")
 @dataclass(frozen=True)
 class Row:
     """One row as its source gives it. `prompt` is text or chat messages; `fields` fill the template besides {prompt};
-    `columns` go to rewards; `place` says where it came from, for errors."""
+    `columns` go to rewards; `place` says where it came from, for errors; `sampling` are its own settings, as in `Prompt`."""
 
     prompt: str | tuple[Message, ...]
     fields: Mapping[str, Any]
     columns: Mapping[str, Any]
     place: str
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,10 @@ def fill(template: str, fields: Mapping[str, Any], place: str) -> str:
 
 
 class Renderer:
-    """Renders rows for one tokenizer. Raises TaskError at once if chat settings and tokenizer do not go together."""
+    """Renders rows for one tokenizer. Raises TaskError at once if chat settings and tokenizer do not go together.
+
+    `dropped` and `cut` count the overlong prompts that `task.overlong` has left out or shortened.
+    """
 
     def __init__(
         self, config: TaskConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, max_new_tokens: int
@@ -70,6 +74,7 @@ class Renderer:
         self._tokenizer = tokenizer
         self._context_length = context_length
         self._max_new_tokens = max_new_tokens
+        self.dropped = self.cut = 0
         has_template = bool(getattr(tokenizer, "chat_template", None))
         if config.chat == "always" and not has_template:
             raise TaskError(
@@ -105,33 +110,63 @@ class Renderer:
         return Rendered(row, self._apply(messages, row.place), tuple(messages), True)
 
     def prompts(self, rendered: Sequence[Rendered], first_row: int) -> tuple[Prompt, ...]:
-        """Tokenizes; row ids count up from `first_row`.
+        """Tokenizes; row ids count up from `first_row`. See `fitting` for what is raised, and for prompts that are too long."""
+        return tuple(prompt for prompt, _ in self.fitting(rendered, first_row))
 
-        Raises TaskError for a prompt of no tokens, or of more than context_length - max_new_tokens.
+    def fitting(self, rendered: Sequence[Rendered], first_row: int) -> list[tuple[Prompt, Rendered]]:
+        """The prompts, each with its row. One of more than context_length - max_new_tokens is dropped, or loses its beginning (but a BOS
+        token), where `task.overlong` says so.
+
+        Raises TaskError for a prompt of no tokens, for one that is too long where it does not say so, and where all are dropped.
         """
         if not rendered:
-            return ()
+            return []
         # A chat template writes the special tokens itself; plain text gets those the tokenizer adds on its own.
         special = not rendered[0].chat
-        token_ids = self._tokenizer([item.text for item in rendered], add_special_tokens=special)["input_ids"]
-        prompts = tuple(
-            Prompt(first_row + index, item.text, tuple(ids), item.row.columns, item.messages)
-            for index, (item, ids) in enumerate(zip(rendered, token_ids, strict=True))  # pyright: ignore[reportArgumentType]
-        )
-        for prompt, item in zip(prompts, rendered, strict=True):
-            self._check(prompt, item.row.place)
-        return prompts
-
-    def _check(self, prompt: Prompt, place: str) -> None:
-        if not prompt.token_ids:
-            raise TaskError(f"the prompt of row {prompt.row} ({place}) is empty: it has no tokens; remove or mend it")
-        if len(prompt.token_ids) + self._max_new_tokens > self._context_length:
-            room = self._context_length - self._max_new_tokens
+        encoded: Any = self._tokenizer([item.text for item in rendered], add_special_tokens=special)["input_ids"]
+        made: list[tuple[Prompt, Rendered]] = []
+        for item, ids in zip(rendered, encoded, strict=True):
+            row, room = first_row + len(made), self._room(item.row)
+            if not ids:
+                raise TaskError(
+                    f"the prompt of row {row} ({item.row.place}) is empty: it has no tokens; remove or mend it"
+                )
+            if len(ids) > room:
+                ids = self._shortened(ids, room, row, item.row)
+            if ids:
+                prompt = Prompt(row, item.text, tuple(ids), item.row.columns, item.messages, sampling=item.row.sampling)
+                made.append((prompt, item))
+        if not made:
             raise TaskError(
-                f"the prompt of row {prompt.row} ({place}) has {len(prompt.token_ids)} tokens, but the model's context of "
-                f"{self._context_length} less {self._max_new_tokens} new tokens leaves room for {max(room, 0)}; shorten "
-                "or remove the prompt, lower max_new_tokens, or use a model with a longer context"
+                f"task.overlong = 'drop' leaves no prompt of {len(rendered)}: all have more tokens than the model's context of "
+                f"{self._context_length} has room for beside rollout.max_new_tokens; lower that, or use a model with a longer context"
             )
+        return made
+
+    def notes(self) -> tuple[str, ...]:
+        """Lines for the user: how many prompts were dropped or cut for their length."""
+        counts = ((self.dropped, "were dropped"), (self.cut, "lost their beginning"))
+        return tuple(
+            f"{count} prompts are too long for the model's context and {what}" for count, what in counts if count
+        )
+
+    def _room(self, row: Row) -> int:
+        return self._context_length - int(row.sampling.get("max_new_tokens", self._max_new_tokens))
+
+    def _shortened(self, ids: Sequence[int], room: int, row: int, source: Row) -> Sequence[int]:
+        """What `task.overlong` leaves of a prompt's tokens; nothing where it is dropped."""
+        if self._config.overlong == "error" or room < 2:
+            raise TaskError(
+                f"the prompt of row {row} ({source.place}) has {len(ids)} tokens, but the model's context of "
+                f"{self._context_length} less {self._context_length - room} new tokens leaves room for {max(room, 0)}; shorten "
+                "or remove the prompt, lower max_new_tokens, use a model with a longer context, or set task.overlong"
+            )
+        if self._config.overlong == "drop":
+            self.dropped += 1
+            return ()
+        self.cut += 1
+        begin = ids[:1] if ids[0] == getattr(self._tokenizer, "bos_token_id", None) else []
+        return [*begin, *ids[len(ids) - room + len(begin) :]]
 
     def _with_system(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
         if self._config.system_prompt and not (messages and messages[0]["role"] == "system"):

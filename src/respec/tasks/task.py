@@ -5,19 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from respec.config import TaskConfig
 from respec.errors import ConfigError, TaskError
-from respec.tasks import jsonl
+from respec.tasks.columns import need, scored_column
 from respec.tasks.draw import draw
 from respec.tasks.functions import resolve_function
+from respec.tasks.mixture import mix
 from respec.tasks.process import WorkerProcess
 from respec.tasks.render import Rendered, Renderer
 from respec.tasks.scorer import BUILT_IN, Scorer
+from respec.tasks.split import shuffled_for
+from respec.tasks.table import read_split
 from respec.types import Prompt
 
 
@@ -27,7 +31,9 @@ class Task:
 
     `train` holds rows 0..n-1 and `held_out` the rows after them; no prompt text is in both, and none is twice in either.
     `reward_min` is the least reward that the configured rewards declare, weights applied: built-in ones are in [0, 1], a
-    fallback value is itself, and a user function declares nothing and counts as 0.
+    fallback value is itself, and a user function declares nothing and counts as 0. `notes` are lines for the user about the data.
+
+    Of a mixture, `parts` are its tasks by name, with the row ids that they have in the mixture, and `held_out` takes from all in turn.
     """
 
     name: str
@@ -36,13 +42,19 @@ class Task:
     reward_min: float
     scorer: Scorer
     solve: Callable[[int], tuple[tuple[Prompt, str], ...]]
+    notes: tuple[str, ...] = ()
+    parts: Mapping[str, Task] = field(default_factory=dict)
 
     def score(self, prompt: Prompt, completion: str) -> float:
         """The dataset's own score of a completion, in [0, 1]. In this process and without a time limit."""
-        return self.scorer.task(prompt.columns, completion)
+        return self.part_of(prompt).scorer.task(prompt.columns, completion)
+
+    def part_of(self, prompt: Prompt) -> Task:
+        """The task of a mixture that a prompt is of, or this one itself."""
+        return self.parts.get(prompt.task, self)
 
     def worked(self, n: int) -> tuple[tuple[Prompt, str], ...]:
-        """`n` prompts with their worked solutions, none of them held out; of a JSON-lines file, at most what it has.
+        """`n` prompts with their worked solutions, none of them held out; of a file or data set, at most what it has.
 
         Row ids go on after the held-out rows. Raises TaskError if the task has no worked solutions, if one cannot be
         made, or if a generated dataset has too few different prompts.
@@ -56,12 +68,14 @@ def load_task(config: TaskConfig, tokenizer: PreTrainedTokenizerBase, context_le
     Raises TaskError for data that cannot be used and ConfigError for a bad `answer_pattern` or `solution`; both before
     any model has run.
     """
+    if config.mixture:
+        return mix(config, lambda section: load_task(section, tokenizer, context_length, max_new_tokens))
     _check_pattern(config.answer_pattern)
     solution = resolve_function(config.solution, "task.solution") if config.solution else None
     renderer = Renderer(config, tokenizer, context_length, max_new_tokens)
     if config.kind == "reasoning_gym":
         return _load_gym(config, renderer, solution)
-    return _load_jsonl(config, renderer, solution)
+    return _load_table(config, renderer, solution)
 
 
 def _load_gym(config: TaskConfig, renderer: Renderer, solution: Callable[..., Any] | None) -> Task:
@@ -97,32 +111,31 @@ def _load_gym(config: TaskConfig, renderer: Renderer, solution: Callable[..., An
     return _task(config, config.dataset, train, held, renderer, scorer, solve)
 
 
-def _load_jsonl(config: TaskConfig, renderer: Renderer, solution: Callable[..., Any] | None) -> Task:
-    assert config.path is not None
-    needs_answer = any(reward.fn in BUILT_IN for reward in config.reward)
-    rows = [renderer.render(row) for row in jsonl.read_rows(config.path, config, needs_answer)]
-    apart = None
-    if config.eval_path is not None:
-        apart = [renderer.render(row) for row in jsonl.read_rows(config.eval_path, config, needs_answer)]
-    train, held, rest = jsonl.split(rows, apart, config)
+def _load_table(config: TaskConfig, renderer: Renderer, solution: Callable[..., Any] | None) -> Task:
+    sides = read_split(config, renderer)
 
     def solve(n: int) -> tuple[tuple[Prompt, str], ...]:
         def text(item: Rendered) -> str:
             if solution is not None:
                 return _solved(solution, config.solution, item, item.row.fields)
-            value = jsonl.need(item.row.fields, config.solution_column, "solution_column", item.row.place)
+            value = need(item.row.fields, config.solution_column, "solution_column", item.row.place)
             return _text(value, f"column '{config.solution_column}'", item)
 
-        chosen = jsonl.shuffled_for("worked", rest, config.seed)[:n]
+        chosen = shuffled_for("worked", sides.rest, config.seed)[:n]
         if solution is None and not any(config.solution_column in item.row.fields for item in chosen):
             raise TaskError(
-                f"'{config.path}' has no worked solutions: there is no column '{config.solution_column}' "
+                f"'{_source(config)}' has no worked solutions: there is no column '{config.solution_column}' "
                 "(task.solution_column), and task.solution names no function; set either, or warmup.steps = 0"
             )
-        return _pair(chosen, renderer, len(train) + len(held), text)
+        return _pair(chosen, renderer, len(sides.train) + len(sides.held), text)
 
-    scorer = Scorer(config.answer_column, config.answer_pattern)
-    return _task(config, config.path.stem, train, held, renderer, scorer, solve)
+    scorer = Scorer(scored_column(config), config.answer_pattern)
+    name = config.path.stem if config.path is not None else Path(config.dataset).name
+    return _task(config, name, sides.train, sides.held, renderer, scorer, solve, sides.notes(config))
+
+
+def _source(config: TaskConfig) -> str:
+    return str(config.path or config.dataset)
 
 
 def _task(
@@ -133,18 +146,21 @@ def _task(
     renderer: Renderer,
     scorer: Scorer,
     solve: Callable[[int], tuple[tuple[Prompt, str], ...]],
+    notes: tuple[str, ...] = (),
 ) -> Task:
     least = sum(
         min(0.0, reward.weight * (reward.fn in BUILT_IN), reward.weight * (reward.fallback or 0.0))
         for reward in config.reward
     )
-    return Task(name, renderer.prompts(train, 0), renderer.prompts(held, len(train)), float(least), scorer, solve)
+    prompts = renderer.prompts(train, 0)
+    held_out = renderer.prompts(held, len(train))
+    return Task(name, prompts, held_out, float(least), scorer, solve, (*notes, *renderer.notes()))
 
 
 def _pair(
     rows: tuple[Rendered, ...], renderer: Renderer, first_row: int, text: Callable[[Rendered], str]
 ) -> tuple[tuple[Prompt, str], ...]:
-    return tuple(zip(renderer.prompts(rows, first_row), [text(item) for item in rows], strict=True))
+    return tuple((prompt, text(item)) for prompt, item in renderer.fitting(rows, first_row))
 
 
 def _solved(solution: Callable[..., Any], spec: str, item: Rendered, row: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Literal
 
@@ -49,7 +49,8 @@ class Prompt:
     """One dataset row, rendered and tokenized. Made by `tasks`, read by the engine and by rewards.
 
     `row` is the dataset row's id: stable over epochs and resumes. `columns` are the row's other fields, handed to reward
-    functions by name. `messages` is set for chat data only; rewards then see message lists, as in TRL.
+    functions by name. `messages` is set for chat data only; rewards then see message lists, as in TRL. `task` names the task of a
+    mixture. `sampling` are fields of `Sampling` that the row sets for itself; `settings` applies them.
     """
 
     row: int
@@ -57,6 +58,12 @@ class Prompt:
     token_ids: tuple[int, ...]
     columns: Mapping[str, Any] = field(default_factory=dict)
     messages: tuple[Message, ...] | None = None
+    task: str = ""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+    def settings(self, common: Sampling) -> Sampling | None:
+        """How its training completions are drawn, if not as all others (None)."""
+        return replace(common, **self.sampling) if self.sampling else None
 
 
 @dataclass(frozen=True)
@@ -91,12 +98,16 @@ PLAIN = Plan()
 
 @dataclass(frozen=True)
 class Ask:
-    """One prompt to be sampled `group` times; its row has been rolled out `draw` times before in this stream. Made by the loop, read by the engine."""
+    """One prompt to be sampled `group` times; its row has been rolled out `draw` times before in this stream. Made by the loop, read by the engine.
+
+    `sampling` are its own settings, stop strings and stop tokens excepted; None: those of the rollout.
+    """
 
     prompt: Prompt
     stream: Stream
     draw: int
     group: int
+    sampling: Sampling | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +119,8 @@ class Rollout:
     min-p kept (0 without truncation): the log-probability actually sampled from is logprob - kept_logmass. `entropy_T` is that
     of the untruncated distribution, in nats. `version_T` is the policy's update counter, `proposer_T` a `Proposer`, `round_T`
     the engine's decode round. EOS, when drawn, is the last token. Only in mode `lossy`: `weight_T` multiplies a token's loss (None: 1
-    everywhere), `law_TK` (dtype LAW) has the target's most probable tokens at its place, the token itself among them.
+    everywhere), `law_TK` (dtype LAW) has the target's most probable tokens at its place, the token itself among them. `sampling`, where it was
+    drawn under settings of its own (None: under the rollout's).
     """
 
     prompt: Prompt
@@ -126,6 +138,7 @@ class Rollout:
     finish: Finish
     weight_T: Float32[np.ndarray, "T"] | None = None
     law_TK: Shaped[np.ndarray, "T K"] | None = None
+    sampling: Sampling | None = None
 
     @property
     def truncated(self) -> bool:

@@ -117,7 +117,7 @@ class WarmupStats:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """Held-out evaluation under its own sampling settings. `reward_I` is in the order of the held-out rows."""
+    """Held-out evaluation under its own sampling settings. `reward_I` is in the order of the row ids, `task_accuracy` by task of a mixture."""
 
     accuracy: float
     standard_error: float
@@ -126,3 +126,4 @@ class EvalResult:
     mean_entropy: float
     reward_I: Sequence[float]
     wall_s: float
+    task_accuracy: Mapping[str, float] = field(default_factory=dict)
