@@ -89,6 +89,18 @@ def test_in_lossy_mode_old_answers_are_followed_after_a_resume_too(tmp_path):
     assert json.loads((whole / "summary.json").read_text())["tokens_identical"] is None
 
 
+def test_an_engine_that_is_behind_has_the_same_weights_after_a_resume(tmp_path):
+    """Weights go to the engine after steps 4 and 6; the run is killed and taken up between."""
+    whole, folder = tmp_path / "whole", tmp_path / "killed"
+    behind = ("rollout.sync_every=4", "policy.lr=1e-3")
+    assert run(whole, *behind).returncode == 0
+    kill_and_go_on(folder, 3, *behind)
+    ours, theirs = recorded(folder), recorded(whole)
+    assert ours == theirs
+    gaps = [line["policy/mismatch_mean"] for line in theirs[0][1:]]
+    assert gaps[0] < min(gaps[1:4]) and gaps[4] < min(gaps[1:4])
+
+
 def test_a_finished_run_stands_and_says_how_it_went(whole):
     summary = json.loads((whole / "summary.json").read_text())
     assert summary["finished"] and summary["tokens_identical"] is True and summary["steps"] == 6

@@ -46,6 +46,7 @@ from respec.stages import (
 from respec.tasks.reward import RewardWorker
 from respec.tasks.task import load_task
 from respec.types import Ask, RoundRecord, ScoredRollout
+from respec.weights.behind import Behind
 from respec.weights.checkpoint import latest_checkpoint
 from respec.weights.swap import swap
 
@@ -76,13 +77,15 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 view.say(note)
             learner = PolicyLearner(policy, config.policy, config.run.steps, config.rollout.max_new_tokens)
             checkpoint = latest_checkpoint(run.path, view.say)
-            step, earlier_s, drafter_state = take_up(run, checkpoint, policy, learner, view)
+            step, earlier_s, state = take_up(run, checkpoint, policy, learner, view)
             if checkpoint is None:
                 begin(config, policy, task, view)
-                save(run, policy, learner, None, 0, view)
-            stages = build(config, policy, task, reward, view, version=step)
+                save(run, policy, learner, None, None, 0, view)
+            behind = Behind(config.rollout.sync_every, state.get("behind", {}))
+            with behind.lent(policy, step) as version:
+                stages = build(config, policy, task, reward, view, version)
             remember(stages, run)
-            online = online_learner(config, policy, stages.engine, stages.planner, view.say, drafter_state)
+            online = online_learner(config, policy, stages.engine, stages.planner, view.say, state.get("drafter"))
             if run.last_step is None:
                 record_start(stages, run)
             tokens = tokens_so_far(run.read_metrics())
@@ -90,7 +93,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
             saved_at, finished = time.monotonic(), step >= config.run.steps
             while not finished and not stop():
                 step += 1
-                metrics, scored, rounds = _step(stages, learner, online, step, tokens)
+                metrics, scored, rounds = _step(stages, learner, behind, online, step, tokens)
                 tokens = metrics["tokens/total"]
                 finished = step == config.run.steps
                 if finished or _every(config.eval.every, step):
@@ -105,7 +108,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 minutes = (time.monotonic() - saved_at) / 60
                 due = _every(config.checkpoint.every_steps, step) or 0 < config.checkpoint.every_minutes <= minutes
                 if finished or due or stop():
-                    save(run, policy, learner, online, step, view)
+                    save(run, policy, learner, behind, online, step, view)
                     keep_controller(stages, run)
                     saved_at = time.monotonic()
             view.phase("report")
@@ -117,7 +120,12 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
 
 
 def _step(
-    stages: Stages, learner: PolicyLearner, online: OnlineLearner | None, step: int, tokens_before: float
+    stages: Stages,
+    learner: PolicyLearner,
+    behind: Behind,
+    online: OnlineLearner | None,
+    step: int,
+    tokens_before: float,
 ) -> tuple[dict[str, float], tuple[ScoredRollout, ...], tuple[RoundRecord, ...]]:
     """One RL step; the order of the stages is the picture at the top."""
     config, view, began = stages.config, stages.view, time.perf_counter()
@@ -134,7 +142,9 @@ def _step(
     distilled = online.update(watch, step) if online is not None and watch is not None else {}
     swapped_at = time.perf_counter()
     estimate_idle(stages, made.rollout_R, made.stats, online.agreement if online is not None else {})
-    swap(stages.engine, stages.policy, config.model.dtype, version=step)
+    if behind.due(step, config.run.steps):
+        swap(stages.engine, stages.policy, config.model.dtype, version=step)
+        behind.keep(stages.policy, step)
     learn_histories(stages.engine, made.rollout_R)
     ended = time.perf_counter()
     own = surprise(made.rollout_R, config.rollout.sampling())

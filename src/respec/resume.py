@@ -17,18 +17,19 @@ from respec.report.metrics import checked
 from respec.report.run_dir import RunDir
 from respec.stages import Stages
 from respec.tasks.task import Task
+from respec.weights.behind import Behind
 from respec.weights.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
 
 def take_up(
     run: RunDir, checkpoint: Checkpoint | None, policy: Policy, learner: PolicyLearner, view: View
-) -> tuple[int, float, Mapping[str, Any] | None]:
-    """Puts the run back to its last checkpoint; returns its step, the seconds spent until then and the drafter learner's state."""
+) -> tuple[int, float, Mapping[str, Any]]:
+    """Puts the run back to its last checkpoint; returns its step, the seconds spent until then and what else it held, nothing for a run that begins."""
     if checkpoint is None:
         if run.last_step is not None:
             view.say("no checkpoint was written before the last stop: the run begins again")
         run.cut_back(-1)
-        return 0, 0.0, None
+        return 0, 0.0, {}
     state = load_checkpoint(checkpoint, policy)
     learner.load_state_dict(state)
     last = run.last_step if run.last_step is not None else checkpoint.step
@@ -42,7 +43,7 @@ def take_up(
     for record in run.read_metrics():
         view.step(record.step, record.metrics, past=True)
     spent_s = sum(record.metrics.get("time/step_s", 0.0) for record in run.read_metrics())
-    return checkpoint.step, spent_s, state.get("drafter")
+    return checkpoint.step, spent_s, state
 
 
 def begin(config: Config, policy: Policy, task: Task, view: View) -> None:
@@ -71,10 +72,17 @@ def record_start(stages: Stages, run: RunDir) -> None:
 
 
 def save(
-    run: RunDir, policy: Policy, learner: PolicyLearner, online: OnlineLearner | None, step: int, view: View
+    run: RunDir,
+    policy: Policy,
+    learner: PolicyLearner,
+    behind: Behind | None,
+    online: OnlineLearner | None,
+    step: int,
+    view: View,
 ) -> None:
     view.phase("checkpoint")
-    state = {**learner.state_dict(), **({"drafter": online.state_dict()} if online is not None else {})}
+    beside = {"behind": behind, "drafter": online}
+    state = {**learner.state_dict(), **{name: part.state_dict() for name, part in beside.items() if part is not None}}
     save_checkpoint(run.path, step, policy, state, {"step": step}, run.config.checkpoint.keep)
     if online is not None:
         online.save(run)
