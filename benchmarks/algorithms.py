@@ -12,10 +12,9 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from short_runs import short_run
-
 from respec.bench.record import refuse_dirty, write_result
 from respec.policy.presets import PRESETS
+from short_runs import short_run
 
 BUDGET = 100_000
 LEARNING_RATE = "policy.lr=1e-4"
