@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from respec.config import PolicyConfig
 from respec.models.load import Policy
 from respec.models.packed_attention import use_packed_attention
 from respec.policy.advantages import advantages
-from respec.policy.learner import PolicyLearner
 from respec.policy.presets import resolve
 from respec.types import Prompt, Rollout, Sample, ScoredRollout, Stream
 
@@ -46,14 +44,6 @@ OURS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class Learned:
-    """The loss of a batch, and its gradient by parameter."""
-
-    loss: float
-    gradient: Mapping[str, torch.Tensor]
-
-
 @pytest.fixture(scope="module")
 def golden() -> dict[str, torch.Tensor]:
     return load_file(HERE / "data" / "trl.safetensors")
@@ -64,12 +54,6 @@ def policy() -> Policy:
     model = AutoModelForCausalLM.from_config(Qwen3Config(**TRL["model"]), dtype=torch.float64).eval()
     use_packed_attention(model)
     return Policy(model, None, (0,), 0, TRL["model"]["max_position_embeddings"])  # type: ignore[arg-type]
-
-
-def put(policy: Policy, weights: Mapping[str, torch.Tensor]) -> None:
-    with torch.no_grad():
-        for name, parameter in policy.model.named_parameters():
-            parameter.copy_(weights[name])
 
 
 def part(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
@@ -93,34 +77,17 @@ def scored() -> list[ScoredRollout]:
     return result
 
 
-def learned(
-    policy: Policy,
-    settings: Mapping[str, Any],
-    golden: Mapping[str, torch.Tensor],
-    scale: Callable[[int], float] = lambda _: 1.0,
-    moved: bool = True,
-) -> Learned:
-    """One update by the public door. Of two epochs, the weights are put to theta between; no step moves them (the rate is next to
-    nothing), so that the second epoch's ratios are theta's to the old policy's. `scale` multiplies the advantages of sample i."""
-    config = PolicyConfig.model_validate(
-        {**settings, "epochs": 2 if moved else 1, "lr": 1e-30, "tokens_per_microbatch": 24}
-    )
-    items = advantages(scored(), resolve(config).estimator)
-    samples = [Sample(item.scored, item.advantage_T * np.float32(scale(i))) for i, item in enumerate(items)]
-    put(policy, part(golden, "old/"))
-    gradient: dict[str, torch.Tensor] = {}
+@pytest.fixture
+def learned(policy: Policy, golden: dict[str, torch.Tensor], learn_at: Callable[..., Any]) -> Callable[..., Any]:
+    """`learned(settings, scale, moved)`: ours on TRL's batch. `scale` multiplies the advantages of sample i; not `moved`: at the old policy."""
 
-    def between(done: int, total: int) -> None:
-        if done == total:
-            gradient.update({name: p.grad.clone() for name, p in policy.model.named_parameters() if p.grad is not None})
-        elif 2 * done == total and moved:
-            put(policy, part(golden, "theta/"))
+    def learn(settings: Mapping[str, Any], scale: Callable[[int], float] = lambda _: 1.0, moved: bool = True) -> Any:
+        items = advantages(scored(), resolve(PolicyConfig.model_validate(settings)).estimator)
+        samples = [Sample(item.scored, item.advantage_T * np.float32(scale(i))) for i, item in enumerate(items)]
+        old, theta = part(golden, "old/"), part(golden, "theta/")
+        return learn_at(policy, settings, samples, TRL["temperature"], old, theta if moved else None, TRL["longest"])
 
-    learner = PolicyLearner(policy, config, 1, TRL["longest"])
-    loss = learner.update(samples, TRL["temperature"], between).loss
-    if moved:  # an update's loss is the mean over its epochs
-        loss = 2 * loss - learned(policy, settings, golden, scale, moved=False).loss
-    return Learned(loss, gradient)
+    return learn
 
 
 def hold(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor], factor: float = 1.0) -> None:
@@ -133,41 +100,41 @@ def hold(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor], f
 
 
 @pytest.mark.parametrize("case", sorted(OURS))
-def test_advantages_loss_and_gradient_are_trls(policy: Policy, golden: dict[str, torch.Tensor], case: str) -> None:
+def test_advantages_loss_and_gradient_are_trls(learned, golden: dict[str, torch.Tensor], case: str) -> None:
     theirs = TRL["cases"][case]
     config = PolicyConfig.model_validate(OURS[case])
     ours_N = [float(item.advantage_T[0]) for item in advantages(scored(), resolve(config).estimator)]
     np.testing.assert_allclose(ours_N, theirs["advantages"], rtol=CLOSE, atol=1e-7)
-    ours = learned(policy, OURS[case], golden)
+    ours = learned(OURS[case])
     assert ours.loss == pytest.approx(theirs["loss_moved"], rel=CLOSE, abs=CLOSE)
     hold(ours.gradient, part(golden, f"{case}/moved/"))
 
 
 @pytest.mark.parametrize("case", ["grpo", "dr_grpo", "dapo"])
-def test_truncated_completions_left_out(policy: Policy, golden: dict[str, torch.Tensor], case: str) -> None:
+def test_truncated_completions_left_out(learned, golden: dict[str, torch.Tensor], case: str) -> None:
     """TRL gives a masked completion no loss and keeps it among the sequences it divides by; ours divides by those that are left. Means over
     tokens agree: both count the tokens that are left."""
     theirs = TRL["cases"][f"{case}_masked"]
     kept = sum(not item.rollout.truncated for item in scored())
     factor = 1.0 if case == "dapo" else kept / len(scored())
     assert 0 < kept < len(scored())
-    ours = learned(policy, {**OURS[case], "mask_truncated": True}, golden)
+    ours = learned({**OURS[case], "mask_truncated": True})
     assert factor * ours.loss == pytest.approx(theirs["loss_moved"], rel=CLOSE, abs=CLOSE)
     hold(ours.gradient, part(golden, f"{case}_masked/moved/"), factor)
 
 
-def test_rloo_on_policy(policy: Policy, golden: dict[str, torch.Tensor]) -> None:
+def test_rloo_on_policy(learned, golden: dict[str, torch.Tensor]) -> None:
     """Ours is REINFORCE with a constant divisor; TRL's has no divisor, and a clipped ratio of whole sequences, which is 1 here: its loss is
     another function with the same gradient."""
     theirs = TRL["cases"]["rloo"]
     ours_N = [float(item.advantage_T[0]) for item in advantages(scored(), "leave_one_out")]
     np.testing.assert_allclose(ours_N, theirs["advantages"], rtol=CLOSE, atol=1e-7)
     assert theirs["loss_old_policy"] == pytest.approx(-np.mean(ours_N), abs=1e-7)
-    ours = learned(policy, {"algorithm": "rloo"}, golden, moved=False)
+    ours = learned({"algorithm": "rloo"}, moved=False)
     hold(ours.gradient, part(golden, "rloo/old_policy/"), TRL["longest"])
 
 
-def test_rloo_off_policy(policy: Policy, golden: dict[str, torch.Tensor]) -> None:
+def test_rloo_off_policy(learned, policy: Policy, golden: dict[str, torch.Tensor]) -> None:
     """Away from the old policy TRL weighs a completion by its sequence's ratio and drops it where PPO clips; with the advantages weighed so,
     ours is the same."""
     ratio_S = sequence_ratios(policy, golden)
@@ -178,13 +145,13 @@ def test_rloo_off_policy(policy: Policy, golden: dict[str, torch.Tensor]) -> Non
         return 0.0 if clipped else ratio_S[i]
 
     assert 0 < sum(weight(i) == 0 for i in range(len(ratio_S))) < len(ratio_S)
-    ours = learned(policy, {"algorithm": "rloo"}, golden, weight)
+    ours = learned({"algorithm": "rloo"}, weight)
     hold(ours.gradient, part(golden, "rloo/moved/"), TRL["longest"])
 
 
 def token_logprobs(policy: Policy, weights: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     """Each completion's, by transformers' model on one sequence after the other."""
-    put(policy, weights)
+    policy.model.load_state_dict(weights, strict=False)
     result = []
     for item in scored():
         prompt, tokens = item.rollout.prompt.token_ids, item.rollout.token_T.tolist()
