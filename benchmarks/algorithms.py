@@ -3,7 +3,7 @@
     python benchmarks/algorithms.py --out benchmarks/results/algorithms.json
     python benchmarks/algorithms_table.py benchmarks/results/algorithms.json > docs/algorithms.md
 
-Half a minute of one thread a run. Finished runs are kept in --folder, a stopped one goes on: the same command takes up where it was.
+About a minute of one thread a run. Finished runs are kept in --folder, a stopped one goes on: the same command takes up where it was.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from respec.bench.record import refuse_dirty, write_result
 from respec.policy.presets import PRESETS
 from short_runs import short_run
 
-BUDGET = 100_000
+BUDGET = 200_000
 LEARNING_RATE = "policy.lr=1e-4"
-# What an algorithm is given beside its preset and the common rate; all by short tries on seed 0.
+# What an algorithm is given beside its preset and the common rate, by its name.
 OVERRIDES: Mapping[str, Sequence[str]] = {}
 
 

@@ -3,8 +3,9 @@
     python benchmarks/mismatch.py --out benchmarks/results/mismatch.json
     python benchmarks/mismatch_table.py benchmarks/results/mismatch.json > docs/mismatch.md
 
-GRPO on the demo to the same number of generated tokens, three seeds a way. `matched` draws with the policy's own weights as they are; the others
-on purpose do not. Finished runs are kept in --folder, a stopped one goes on: the same command takes up where it was.
+GRPO on the demo to the same number of generated tokens, three seeds a way, about a minute of one thread a run. `matched` draws with the policy's
+own weights as they are; the others on purpose do not. Finished runs are kept in --folder, a stopped one goes on: the same command takes up
+where it was.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from pathlib import Path
 from respec.bench.record import refuse_dirty, write_result
 from short_runs import short_run
 
-BUDGET = 100_000
-LEARNING_RATE = "policy.lr=2e-4"
+BUDGET = 200_000
+LEARNING_RATE = "policy.lr=1e-4"
 SOURCES: Mapping[str, Sequence[str]] = {
     "matched": (),
     "int8": ('model.dtype="int8"',),

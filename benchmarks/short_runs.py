@@ -22,9 +22,9 @@ from respec.report.live import PlainView
 from respec.report.provenance import commit
 from respec.standalone import evaluate_alone, model_of
 
-# What all of them have in common, beside examples/demo.toml. Twenty-odd steps: half a minute of one thread.
+# What all of them have in common, beside examples/demo.toml.
 COMMON = (
-    "run.threads=1", "run.steps=1000", "run.compare_plain_every=0", "rollout.prompts_per_step=8", "eval.every=0", "eval.final_items=400",
+    "run.threads=1", "run.steps=1000", "run.compare_plain_every=0", "eval.every=0", "eval.final_items=400",
     "checkpoint.every_steps=8", "checkpoint.keep=1", "report.tensorboard=false", "report.rollouts_per_step=1",
 )  # fmt: skip
 RESULT = "short_run.json"
