@@ -37,7 +37,7 @@ class ModelConfig(Room):
     path: str
     dtype: Literal["auto", "bfloat16", "float32", "float64", "int8"] = Field(
         default="auto",
-        description="of the decoding snapshot; int8: weights and inputs of its linear layers at 8 bits, see policy.correction",
+        description="of the decoding snapshot; int8: its linear layers at 8 bits, another policy than the trained one: see policy.correction",
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     trust_remote_code: bool = False
