@@ -182,6 +182,13 @@ def test_a_learner_beside_generation_is_for_matching_alone(least: Path) -> None:
     load_config(least, (*asked[:3], "speculation.mode=rejection"))
 
 
+def test_a_head_does_not_learn_from_a_policy_that_the_engine_has_not_got(least: Path) -> None:
+    asked = ("speculation.drafter=eagle", "speculation.drafter_path=h", "rollout.sync_every=4")
+    assert load_config(least, asked).rollout.sync_every == 4
+    with pytest.raises(ConfigError, match=r"rollout.sync_every 4.*set rollout.sync_every = 1"):
+        load_config(least, (*asked, "drafter.learn=true"))
+
+
 def test_what_is_written_down_reads_back_the_same(least: Path) -> None:
     config = load_config(least, ("run.dir=a/b", "warmup.save_to=m", "task.reward=[{ fn = 'math', fallback = 0.5 }]"))
     assert parse_config(config.model_dump(mode="json")) == config

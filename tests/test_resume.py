@@ -157,6 +157,16 @@ def test_an_adapter_is_taken_up_where_it_was_and_the_run_ends_with_it_in_its_fol
     assert sum(file.stat().st_size for file in step.iterdir()) < 14e6 / 3, "no weights of the base"
     compared = [line for line in recorded(whole)[0] if "rollout/tokens_identical" in line]
     assert len(compared) == 2 and all(line["rollout/tokens_identical"] == 1.0 for line in compared)
+def test_an_engine_that_is_behind_has_the_same_weights_after_a_resume(tmp_path):
+    """Weights go to the engine after steps 4 and 6; the run is killed and taken up between."""
+    whole, folder = tmp_path / "whole", tmp_path / "killed"
+    behind = ("rollout.sync_every=4", "policy.lr=1e-3")
+    assert run(whole, *behind).returncode == 0
+    kill_and_go_on(folder, 3, *behind)
+    ours, theirs = recorded(folder), recorded(whole)
+    assert ours == theirs
+    gaps = [line["policy/mismatch_mean"] for line in theirs[0][1:]]
+    assert gaps[0] < min(gaps[1:4]) and gaps[4] < min(gaps[1:4])
 
 
 def test_a_finished_run_stands_and_says_how_it_went(whole):

@@ -54,6 +54,7 @@ from respec.tasks.mixed_reward import reward_of
 from respec.tasks.order import order_of
 from respec.tasks.task import load_task
 from respec.types import Ask, RoundRecord, ScoredRollout
+from respec.weights.behind import Behind
 from respec.weights.checkpoint import latest_checkpoint
 from respec.weights.swap import swap
 
@@ -69,11 +70,12 @@ class Learning:
     anchors: Anchors
     critic: CriticLearner | None
     online: OnlineLearner | None
+    behind: Behind
 
     @property
     def parts(self) -> dict[str, Part | None]:
         """What goes into a checkpoint beside the policy and its learner."""
-        return {"supply": self.supply, "critic": self.critic, "drafter": self.online}
+        return {"supply": self.supply, "critic": self.critic, "drafter": self.online, "behind": self.behind}
 
 
 def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = False) -> dict[str, Any]:
@@ -112,10 +114,12 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
             critic = critic_learner(config, policy, state.get("critic"))
             if checkpoint is None:
                 save(run, policy, learner, {"supply": supply, "critic": critic}, 0, view)
-            stages = build(config, policy, task, reward, view, version=step)
+            behind = Behind(config.rollout.sync_every, state.get("behind", {}))
+            with behind.lent(policy, step) as version:
+                stages = build(config, policy, task, reward, view, version)
             remember(stages, run)
             online = online_learner(config, policy, stages.engine, stages.planner, view.say, state.get("drafter"))
-            learning = Learning(learner, supply, anchors, critic, online)
+            learning = Learning(learner, supply, anchors, critic, online, behind)
             if run.last_step is None:
                 record_start(stages, run)
             tokens, entropy = tokens_so_far(run.read_metrics()), math.inf
@@ -160,7 +164,8 @@ def _step(
 ) -> tuple[dict[str, float], tuple[ScoredRollout, ...], tuple[RoundRecord, ...]]:
     """One RL step; the order of the stages is the picture at the top."""
     config, view, began = stages.config, stages.view, time.perf_counter()
-    learner, supply, anchors, critic, online = learning.learner, learning.supply, learning.anchors, learning.critic, learning.online
+    learner, supply, anchors = learning.learner, learning.supply, learning.anchors
+    critic, online, behind = learning.critic, learning.online, learning.behind
     drawn = supply.draw(lambda asks: _rollouts(stages, asks, step))
     made, scored = drawn.made, drawn.made.scored_R
     kept, held = anchors.charge(drawn.kept)
@@ -174,7 +179,9 @@ def _step(
     distilled = online.update(watch, step) if online is not None and watch is not None else {}
     swapped_at = time.perf_counter()
     estimate_idle(stages, made.rollout_R, made.stats, online.agreement if online is not None else {})
-    swap(stages.engine, stages.policy, config.model.dtype, version=step)
+    if behind.due(step, config.run.steps):
+        swap(stages.engine, stages.policy, config.model.dtype, version=step)
+        behind.keep(stages.policy, step)
     learn_histories(stages.engine, made.rollout_R)
     ended = time.perf_counter()
     own = surprise(made.rollout_R, config.rollout.sampling())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
+from respec.config import PolicyConfig
 from respec.models.load import Policy
 from respec.models.packed_attention import use_packed_attention
+from respec.policy.learner import PolicyLearner
 from respec.types import Prompt, Rollout, Sample, ScoredRollout, Stream
 
 WORDS = 23
@@ -109,3 +112,52 @@ class WidestLogits(TorchDispatchMode):
 def widest_logits() -> type[WidestLogits]:
     """`with widest_logits() as seen: ...`; then `seen.rows`."""
     return WidestLogits
+@dataclass(frozen=True)
+class Learned:
+    """The loss of a batch, and its gradient by parameter."""
+
+    loss: float
+    gradient: Mapping[str, torch.Tensor]
+
+
+def put(policy: Policy, weights: Mapping[str, torch.Tensor]) -> None:
+    with torch.no_grad():
+        for name, parameter in policy.model.named_parameters():
+            parameter.copy_(weights[name])
+
+
+@pytest.fixture
+def learn_at() -> Callable[..., Learned]:
+    """`learn_at(policy, settings, samples, temperature, old, theta, longest)`: the learner's loss and gradient at the weights `theta`, its old policy
+    being `old`; `theta` None: at the old policy itself.
+
+    All by the learner's public door: of two epochs, the weights are exchanged between; no step moves them, as the rate is next to nothing.
+    """
+
+    def learn(
+        policy: Policy,
+        settings: Mapping[str, Any],
+        samples: Sequence[Sample],
+        temperature: float,
+        old: Mapping[str, torch.Tensor],
+        theta: Mapping[str, torch.Tensor] | None,
+        longest: int,
+    ) -> Learned:
+        epochs = 1 if theta is None else 2
+        config = PolicyConfig.model_validate({"tokens_per_microbatch": 24, **settings, "epochs": epochs, "lr": 1e-30})
+        put(policy, old)
+        gradient: dict[str, torch.Tensor] = {}
+
+        def between(done: int, total: int) -> None:
+            if done == total:
+                named = policy.model.named_parameters()
+                gradient.update({name: p.grad.clone() for name, p in named if p.grad is not None})
+            elif 2 * done == total and theta is not None:
+                put(policy, theta)
+
+        loss = PolicyLearner(policy, config, 1, longest).update(samples, temperature, between).loss
+        if theta is not None:  # an update's loss is the mean over its epochs
+            loss = 2 * loss - learn(policy, settings, samples, temperature, old, None, longest).loss
+        return Learned(loss, gradient)
+
+    return learn

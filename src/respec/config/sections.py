@@ -38,8 +38,9 @@ class ModelConfig(Room):
     """The policy. `path` is a local folder or a hub id; `builtin:demo` is the model that ships in the package."""
 
     path: str
-    dtype: Literal["auto", "bfloat16", "float32", "float64"] = Field(
-        default="auto", description="of the decoding snapshot"
+    dtype: Literal["auto", "bfloat16", "float32", "float64", "int8"] = Field(
+        default="auto",
+        description="of the decoding snapshot; int8: its linear layers at 8 bits, another policy than the trained one: see policy.correction",
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     trust_remote_code: bool = False
@@ -74,6 +75,11 @@ class RolloutConfig(Room):
     stop: tuple[str, ...] = ()
     max_batch: int = Field(default=64, ge=1, description="sequences decoded at once")
     prefill_chunk: int = Field(default=256, ge=8)
+    sync_every: int = Field(
+        default=1,
+        ge=1,
+        description="steps between two copies of the weights to the engine; above 1 rollouts are of older policies, see policy.correction",
+    )
 
     def sampling(self) -> Sampling:
         return Sampling(self.max_new_tokens, self.temperature, self.top_k, self.top_p, self.min_p, self.stop)
@@ -144,6 +150,11 @@ class Config(Room):
             raise ValueError(
                 "critic.head_start holds the policy still while the critic learns, and got a term that moves it all the same (policy.entropy_bonus, "
                 "reference.kl in the loss, or a teacher); set critic.head_start = 0, or leave the terms out"
+            )
+        if self.drafter.learn and self.rollout.sync_every > 1:
+            raise ValueError(
+                f"drafter.learn follows the newest policy, but with rollout.sync_every {self.rollout.sync_every} the engine decodes with an older "
+                "one; set rollout.sync_every = 1 or drafter.learn = false"
             )
         if self.drafter.async_steps and self.drafter.learn and self.speculation.mode == "rejection":
             raise ValueError(

@@ -98,15 +98,15 @@ class Decoder(Protocol):
 
 
 def decode_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Resolves a configured dtype; `auto` is bfloat16 where the hardware multiplies it, else float32.
+    """Resolves a configured dtype; `auto` is bfloat16 where the hardware multiplies it, else float32. Around `int8` products it is the same.
 
     Raises ModelError for a name that is not a dtype.
     """
-    if name == "auto":
+    if name in ("auto", "int8"):
         if device.type == "cuda":
             return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
         return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise ModelError(f"model.dtype '{name}' is not a dtype; use auto, bfloat16, float32 or float64")
+        raise ModelError(f"model.dtype '{name}' is not a dtype; use auto, bfloat16, float32, float64 or int8")
     return dtype

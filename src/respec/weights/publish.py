@@ -13,11 +13,12 @@ from respec.models.quantized import quantized
 
 
 def publish(policy: Policy, dtype: str, version: int) -> Decoder:
-    """A copy of the policy's weights in the decoding dtype, stamped with its version; an adapter is merged in before they are rounded.
+    """A copy of the policy's weights in the decoding dtype, stamped with its version; an adapter is merged in before they are rounded. `int8`: its
+    linear layers at 8 bits, the rest as with `auto`.
 
     Bit for bit the same for the same weights, dtype and machine. The learner may go on changing its own.
     """
-    return _snapshot(policy, dtype, version, PackedLinear)
+    return _snapshot(policy, dtype, version, quantized if dtype == "int8" else PackedLinear)
 
 
 def publish_draft(policy: Policy, dtype: str, version: int) -> Decoder:

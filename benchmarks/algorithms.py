@@ -1,0 +1,50 @@
+"""Every named algorithm on the demo, three seeds, the same number of generated tokens: does each learn, and how steadily?
+
+    python benchmarks/algorithms.py --out benchmarks/results/algorithms.json
+    python benchmarks/algorithms_table.py benchmarks/results/algorithms.json > docs/algorithms.md
+
+About a minute of one thread a run. Finished runs are kept in --folder, a stopped one goes on: the same command takes up where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from respec.bench.record import refuse_dirty, write_result
+from respec.policy.presets import PRESETS
+from short_runs import short_run
+
+BUDGET = 200_000
+LEARNING_RATE = "policy.lr=1e-4"
+# What an algorithm is given beside its preset and the common rate, by its name.
+OVERRIDES: Mapping[str, Sequence[str]] = {}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=list(PRESETS), choices=list(PRESETS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--budget", type=int, default=BUDGET, help="generated tokens")
+    parser.add_argument("--folder", type=Path, default=Path("runs/algorithms"))
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    if given.out is not None:
+        refuse_dirty()
+    runs = [
+        short_run(
+            given.folder,
+            name,
+            seed,
+            given.budget,
+            (f'policy.algorithm="{name}"', LEARNING_RATE, *OVERRIDES.get(name, ())),
+        )
+        for seed in range(given.seeds)
+        for name in given.only
+    ]
+    write_result(given.out, {"what": "every named algorithm on the demo", "budget": given.budget, "runs": runs})
+
+
+if __name__ == "__main__":
+    main()
