@@ -27,7 +27,7 @@ def metrics_of(
     made: Generated, scored: Sequence[ScoredRollout], update: UpdateStats, names: Sequence[str], own: Surprise
 ) -> dict[str, float]:
     stats, rewards = made.stats, np.array([item.reward for item in scored])
-    lengths = np.array([len(item.rollout.token_T) for item in scored])
+    lengths = np.array([item.rollout.drawn for item in scored])
     groups = [np.array([s.reward for s in g]) for _, g in groupby(scored, key=lambda s: s.rollout.key[:2])]
     metrics = {
         "reward/mean": rewards.mean(), "reward/std": rewards.std(),
@@ -41,7 +41,7 @@ def metrics_of(
         "policy/tokens": update.tokens, "policy/minibatches": update.minibatches,
         "rollout/tokens_per_s": stats.tokens_per_s, "rollout/accepted_length": stats.accepted_length,
         "rollout/draft_acceptance": stats.accepted / stats.drafted if stats.drafted else 0.0,
-        "rollout/entropy": np.concatenate([item.rollout.entropy_T for item in scored]).mean(),
+        "rollout/entropy": np.concatenate([item.rollout.entropy_T[item.rollout.drawn_T] for item in scored]).mean(),
         "rollout/tokens": stats.tokens, "rollout/prompt_tokens": stats.prompt_tokens, "rollout/rounds": len(stats.round_R),
         "time/generation_s": stats.wall_s, "time/prefill_s": stats.prefill_s, "time/draft_s": stats.draft_s,
         "time/verify_s": stats.verify_s, "time/overhead_s": stats.overhead_s,

@@ -119,8 +119,8 @@ def evaluate(stages: Stages, prompts: Sequence[Prompt]) -> EvalResult:
         accuracy=float(right.mean()),
         standard_error=float(right.std() / max(1, len(right)) ** 0.5),
         items=len(right),
-        mean_length=float(np.mean([len(r.token_T) for r in rollouts])),
-        mean_entropy=float(np.concatenate([r.entropy_T for r in rollouts]).mean()),
+        mean_length=float(np.mean([r.drawn for r in rollouts])),
+        mean_entropy=float(np.concatenate([r.entropy_T[r.drawn_T] for r in rollouts]).mean()),
         reward_I=right.tolist(),
         wall_s=time.perf_counter() - began,
     )

@@ -12,7 +12,7 @@ from respec.types import Sample, ScoredRollout
 
 
 def advantages(scored: Sequence[ScoredRollout], estimator: str) -> tuple[Sample, ...]:
-    """Gives every token of a completion its advantage. Order is kept; groups may be of different sizes.
+    """Gives every token that the policy drew its completion's advantage. Order is kept; groups may be of different sizes.
 
     Raises ConfigError for an unknown estimator or a group of one, RewardError for a reward that is not finite.
     """
@@ -34,9 +34,9 @@ def advantages(scored: Sequence[ScoredRollout], estimator: str) -> tuple[Sample,
             "set rollout.group_size to 2 or more"
         )
     reward_N = np.array([item.reward for item in scored], dtype=np.float64)
-    length_N = np.array([len(item.rollout.token_T) for item in scored])
+    length_N = np.array([item.rollout.drawn for item in scored])
     advantage_N = ESTIMATORS[estimator](reward_N, group_N, length_N)
     return tuple(
-        Sample(item, np.full(len(item.rollout.token_T), value, dtype=np.float32))
+        Sample(item, np.where(item.rollout.drawn_T, value, 0.0).astype(np.float32))
         for item, value in zip(scored, advantage_N, strict=True)
     )

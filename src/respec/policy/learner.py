@@ -188,7 +188,7 @@ class PolicyLearner:
             teaching = [sample for sample in kept if sample.advantage_T.any()]
             idle = [sample for sample in members if self._left_out(sample) or not sample.advantage_T.any()]
             budget = self._config.tokens_per_microbatch
-            counts = Counts(max(1, len(kept)), max(1, sum(len(s.advantage_T) for s in kept)), self._constant)
+            counts = Counts(max(1, len(kept)), max(1, sum(s.scored.rollout.drawn for s in kept)), self._constant)
             batches = pack(teaching, budget, temperature) + pack(idle, budget, temperature)
             result.append(_MiniBatch(tuple(self._placed(batch) for batch in batches), counts))
         return result

@@ -138,6 +138,10 @@ def write_rollouts(
             "kept_logmass": _rounded_list(rollout.kept_logmass_T),
             "entropy": _rounded_list(rollout.entropy_T),
         }
+        if rollout.turn_T is not None and rollout.turn_reward_K is not None:
+            tree["turn"] = rollout.turn_T.tolist()
+            tree["turn_reward"] = rollout.turn_reward_K.tolist()
+            tree["solved"] = rollout.solved
         if index < len(pieces):
             tree["pieces"] = list(pieces[index])
         lines.append(json.dumps(tree, ensure_ascii=True, separators=(",", ":")))
@@ -244,6 +248,9 @@ def _kept(tree: dict[str, Any]) -> KeptRollout:
         round_T=np.array(tree["round"], np.int32),
         text=tree["text"],
         finish=tree["finish"],
+        turn_T=np.array(tree["turn"], np.int32) if "turn" in tree else None,
+        turn_reward_K=np.array(tree["turn_reward"], np.float64) if "turn" in tree else None,
+        solved=tree.get("solved"),
     )
     reward = math.nan if tree["reward"] is None else tree["reward"]
     scored = ScoredRollout(rollout, reward, tree["part"], tuple(tree["fell_back"]))

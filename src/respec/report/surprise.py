@@ -60,7 +60,7 @@ def surprise(rollouts: Iterable[Rollout], sampling: Sampling) -> Surprise:
     """Of rollouts drawn so. Nothing at temperature 0 or under top-k, top-p and min-p, where the entropy is not that of what was drawn from."""
     if sampling.temperature == 0 or sampling.top_k or sampling.top_p < 1 or sampling.min_p:
         return Surprise()
-    parts = [-rollout.logprob_T.astype(np.float64) - rollout.entropy_T for rollout in rollouts if len(rollout.token_T)]
+    parts = [(-r.logprob_T.astype(np.float64) - r.entropy_T)[r.drawn_T] for r in rollouts if len(r.token_T)]
     gap_N = np.concatenate(parts) if parts else np.zeros(0)
     return Surprise(float(len(gap_N)), float(gap_N.sum()), float((gap_N**2).sum()))
 

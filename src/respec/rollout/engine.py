@@ -22,8 +22,22 @@ from respec.rollout.stats import reaching, stats_of
 from respec.rollout.stopping import Stopping
 from respec.rollout.target import Target
 from respec.rollout.tree import NOTHING, DraftTree, flatten
+from respec.rollout.turns import converse
 from respec.rollout.verify import Verdict, verify
-from respec.types import PLAIN, Ask, Load, Mode, Plan, Proposer, Rollout, RolloutStats, RoundRecord, Sampling, Version
+from respec.types import (
+    PLAIN,
+    Ask,
+    Load,
+    Mode,
+    Partner,
+    Plan,
+    Proposer,
+    Rollout,
+    RolloutStats,
+    RoundRecord,
+    Sampling,
+    Version,
+)
 
 OnRound = Callable[[RoundRecord], None]
 
@@ -87,11 +101,17 @@ class Engine:
         self._decoder = decoder
 
     def rollout(
-        self, asks: Sequence[Ask], sampling: Sampling, plan: Plan | Planner = PLAIN, on_round: OnRound | None = None
+        self,
+        asks: Sequence[Ask],
+        sampling: Sampling,
+        plan: Plan | Planner = PLAIN,
+        on_round: OnRound | None = None,
+        partner: Partner | None = None,
     ) -> tuple[tuple[Rollout, ...], RolloutStats]:
         """Draws `group` completions of each ask, every round under `plan` or what a planner says before it.
 
-        `on_round` is called after every decode round, for progress. Raises TaskError for an empty prompt, NonFiniteError for diverged
+        `on_round` is called after every decode round, for progress. With a `partner` the completions are episodes: a sequence that ends
+        its turn hears its environment's answer and goes on, its keys and drafts kept. Raises TaskError for an empty prompt, NonFiniteError for diverged
         weights, CacheError when the cache cannot be had or a plan has more nodes than `max_nodes`.
         """
         began = time.perf_counter()
@@ -102,7 +122,7 @@ class Engine:
         if requests:
             target = Target(self._decoder, self._cache_for(requests, sampling), self._chunk, self._readers)
             scheduler = Scheduler(requests, target.cache, self._max_batch)
-            stopping = Stopping(self._tokenizer, self._eos, sampling)
+            stopping = Stopping(self._tokenizer, self._eos, sampling, partner is not None)
             onlooker = Onlooker(self.drafters, planner)
             try:
                 while scheduler.waiting or scheduler.active:
@@ -111,6 +131,10 @@ class Engine:
                     record = self._round(scheduler, target, sampling, planner, stopping, len(records))
                     records.append(record)
                     planner.observe(record)
+                    if partner is not None:
+                        version = self._decoder.version
+                        told = converse(scheduler.active, partner, stopping, sampling, version, len(records) - 1)
+                        target.prefill_on(told)
                     ended = scheduler.retire()
                     onlooker.look(scheduler.active, ended, record.plan.drafter)
                     for request in ended:
@@ -201,7 +225,7 @@ class Engine:
         load = self._load(scheduler, sampling)
         plan = planner.plan(load)
         planned_at = time.perf_counter()
-        trees = self._draft(active, target, sampling, plan, planner.depths())
+        trees = stopping.cut(self._draft(active, target, sampling, plan, planner.depths()))
         drafted_at = time.perf_counter()
         flat = flatten(active, trees)
         logits, taps = target.verify(flat)

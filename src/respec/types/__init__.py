@@ -5,6 +5,7 @@ rollout's decode rounds. Everything after the engine reads rollouts in canonical
 """
 
 from respec.types.drawing import (
+    ENVIRONMENT,
     LAW,
     PLAIN,
     Ask,
@@ -21,10 +22,13 @@ from respec.types.drawing import (
 )
 from respec.types.learning import Batch, EvalResult, Sample, ScoredRollout, UpdateStats, WarmupStats
 from respec.types.rounds import Load, RolloutStats, RoundRecord
+from respec.types.turns import Answer, Partner
 
 __all__ = [
+    "ENVIRONMENT",
     "LAW",
     "PLAIN",
+    "Answer",
     "Ask",
     "Batch",
     "EvalResult",
@@ -32,6 +36,7 @@ __all__ = [
     "Load",
     "Message",
     "Mode",
+    "Partner",
     "Plan",
     "Prompt",
     "Proposer",
