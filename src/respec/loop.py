@@ -43,7 +43,7 @@ from respec.stages import (
     remember,
     to_know,
 )
-from respec.tasks.reward import RewardWorker
+from respec.tasks.reward import rewards_of
 from respec.tasks.task import load_task
 from respec.types import Ask, RoundRecord, ScoredRollout
 from respec.weights.checkpoint import latest_checkpoint
@@ -71,7 +71,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
             raise ConfigError(
                 "rollout.group_size: a group of one has nothing to be compared with; use 2 or more (got 1)"
             )
-        with RewardWorker(task, config.task.reward) as reward:
+        with rewards_of(task, config.task.reward) as reward:
             for note in (*run.notes, *to_know(config, task)):
                 view.say(note)
             learner = PolicyLearner(policy, config.policy, config.run.steps, config.rollout.max_new_tokens)

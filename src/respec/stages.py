@@ -23,6 +23,7 @@ from respec.rollout.replay import LookUp, replay
 from respec.sentinel import Sentinel
 from respec.speculation import memory
 from respec.speculation.shadow import overlapped, replayed, wanting
+from respec.tasks.episodes import EpisodeReward
 from respec.tasks.reward import RewardWorker
 from respec.tasks.task import Task
 from respec.types import (
@@ -53,11 +54,11 @@ class Stages:
     task: Task
     engine: Engine
     planner: Sentinel
-    reward: RewardWorker
+    reward: RewardWorker | EpisodeReward
     view: View
 
 
-def build(config: Config, policy: Policy, task: Task, reward: RewardWorker, view: View, version: int) -> Stages:
+def build(config: Config, policy: Policy, task: Task, reward: RewardWorker | EpisodeReward, view: View, version: int) -> Stages:
     """Publishes the policy and sets the engine up around it."""
     decoder = publish(policy, config.model.dtype, version)
     drafters = make_drafters(config.speculation, policy, config.model.dtype, version)
@@ -100,7 +101,8 @@ def generate(
         rate = emitted / (time.perf_counter() - began)
         stages.view.advance(total - record.active - record.waiting, f"{record.active} active  {rate:,.0f} tokens/s")
 
-    return stages.engine.rollout(asks, sampling, PLAIN if plain else stages.planner.under(sampling), show)
+    partner = stages.task.episodes() if stages.task.episodes is not None else None
+    return stages.engine.rollout(asks, sampling, PLAIN if plain else stages.planner.under(sampling), show, partner)
 
 
 def evaluate(stages: Stages, prompts: Sequence[Prompt]) -> EvalResult:

@@ -19,7 +19,7 @@ from respec.report.provenance import usable_cores
 from respec.rollout.engine import Engine
 from respec.stages import build, evaluate
 from respec.tasks.render import Renderer, Row
-from respec.tasks.reward import RewardWorker
+from respec.tasks.reward import rewards_of
 from respec.tasks.task import load_task
 from respec.types import Ask, EvalResult, Rollout, RolloutStats, Sampling, Stream
 from respec.weights.checkpoint import latest_checkpoint
@@ -63,7 +63,7 @@ def evaluate_alone(config: Config, view: View, model_path: Path | None) -> EvalR
     task = load_task(config.task, policy.tokenizer, policy.context_length, config.rollout.max_new_tokens)
     if not task.held_out:
         raise ConfigError("task.eval_size is 0: there are no held-out items to evaluate on")
-    with RewardWorker(task, config.task.reward) as reward:
+    with rewards_of(task, config.task.reward) as reward:
         stages = build(config, policy, task, reward, view, version=0)
         return evaluate(stages, task.held_out[: config.eval.final_items or None])
 

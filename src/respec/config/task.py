@@ -26,11 +26,23 @@ class TaskConfig(Room):
 
     kind `reasoning_gym`: `dataset` names it, `params` are its parameters. kind `jsonl`: `path` (and `eval_path`, or a split of
     `path`), `prompt_column` (text, or a list of chat messages), `answer_column`, `solution_column` for the warm-up.
+    kind `env`: `env` is an environment that a completion is an episode in, `params` are its parameters; it gives the rewards itself.
     """
 
-    kind: Literal["reasoning_gym", "jsonl"] = "reasoning_gym"
+    kind: Literal["reasoning_gym", "jsonl", "env"] = "reasoning_gym"
     dataset: str = ""
     params: dict[str, Any] = Field(default_factory=dict)
+    env: str = Field(
+        default="", description="bandit, frozen_lake, sokoban, gymnasium, tools, or `module:Class` of your own"
+    )
+    max_turns: int = Field(default=10, ge=1, description="env: turns of an episode")
+    turn_template: str = Field(
+        default="\n{observation}\n",
+        description="env: what follows a turn, where no chat template does; {observation} is the environment's text",
+    )
+    solver_noise: float = Field(
+        default=0.0, ge=0, le=1, description="env: share of random actions in the solver's episodes that a warm-up sees"
+    )
     path: Path | None = None
     eval_path: Path | None = None
     prompt_column: str = "prompt"
@@ -57,4 +69,10 @@ class TaskConfig(Room):
             raise ValueError("task.dataset is empty; name a reasoning-gym dataset, for example 'chain_sum'")
         if self.kind == "jsonl" and self.path is None:
             raise ValueError("task.path is empty; task.kind = 'jsonl' needs the path of a JSON-lines file")
+        if self.kind == "env" and not self.env:
+            raise ValueError("task.env is empty; name an environment, for example 'frozen_lake'")
+        if self.kind == "env" and self.reward != (RewardConfig(),):
+            raise ValueError("task.reward is set, but an environment gives its rewards itself; remove [[task.reward]]")
+        if "{observation}" not in self.turn_template:
+            raise ValueError(f"task.turn_template has no {{observation}}, got {self.turn_template!r}")
         return self

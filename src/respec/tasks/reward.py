@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from respec.config import RewardConfig
 from respec.errors import ConfigError, RewardError
+from respec.tasks.episodes import EpisodeReward
 from respec.tasks.process import WorkerLost, WorkerProcess, WorkerRaised
 from respec.tasks.scorer import BUILT_IN
 from respec.tasks.task import Task
@@ -189,6 +190,11 @@ class RewardWorker:
         raise RewardError(
             f"reward '{self.names[which]}' {text}. Mend the function, or give its entry in task.reward a `fallback` value"
         )
+
+
+def rewards_of(task: Task, configs: tuple[RewardConfig, ...]) -> RewardWorker | EpisodeReward:
+    """Who scores a task's rollouts: its environments, or a worker with the configured rewards."""
+    return EpisodeReward() if task.episodes is not None else RewardWorker(task, configs)
 
 
 def _call_of(rollout: Rollout) -> RewardCall:

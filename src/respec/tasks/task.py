@@ -14,11 +14,12 @@ from respec.config import TaskConfig
 from respec.errors import ConfigError, TaskError
 from respec.tasks import jsonl
 from respec.tasks.draw import draw
+from respec.tasks.episodes import load_episodes
 from respec.tasks.functions import resolve_function
 from respec.tasks.process import WorkerProcess
 from respec.tasks.render import Rendered, Renderer
 from respec.tasks.scorer import BUILT_IN, Scorer
-from respec.types import Prompt
+from respec.types import Partner, Prompt
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Task:
 
     `train` holds rows 0..n-1 and `held_out` the rows after them; no prompt text is in both, and none is twice in either.
     `reward_min` is the least reward that the configured rewards declare, weights applied: built-in ones are in [0, 1], a
-    fallback value is itself, and a user function declares nothing and counts as 0.
+    fallback value is itself, and a user function declares nothing and counts as 0. Where completions are episodes, `episodes` makes
+    the environments of one rollout, which give the rewards too and declare no least one.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Task:
     reward_min: float
     scorer: Scorer
     solve: Callable[[int], tuple[tuple[Prompt, str], ...]]
+    episodes: Callable[[], Partner] | None = None
 
     def score(self, prompt: Prompt, completion: str) -> float:
         """The dataset's own score of a completion, in [0, 1]. In this process and without a time limit."""
@@ -59,6 +62,10 @@ def load_task(config: TaskConfig, tokenizer: PreTrainedTokenizerBase, context_le
     _check_pattern(config.answer_pattern)
     solution = resolve_function(config.solution, "task.solution") if config.solution else None
     renderer = Renderer(config, tokenizer, context_length, max_new_tokens)
+    if config.kind == "env":
+        rows = load_episodes(config, renderer, tokenizer)
+        nothing = Scorer("answer")
+        return Task(config.env, rows.train, rows.held_out, float("-inf"), nothing, rows.solve, rows.episodes)
     if config.kind == "reasoning_gym":
         return _load_gym(config, renderer, solution)
     return _load_jsonl(config, renderer, solution)
