@@ -92,11 +92,11 @@ class Sokoban:
         """A room that has been solved, played backwards: the player walks, and pulls a box behind it where there is one."""
         inside = [(r, c) for r in range(1, self._size - 1) for c in range(1, self._size - 1)]
         self._floor = frozenset(square for square in inside if rng.random() >= self._share)
-        places = rng.sample(sorted(self._floor), min(self._count + 1, len(self._floor)))
-        self._at, self._targets = places[0], frozenset(places[1:])
-        self._boxes = self._targets
-        if len(self._targets) < self._count:
+        if len(self._floor) <= self._count:
+            self._boxes = self._targets = frozenset()
             return
+        self._at, *targets = rng.sample(sorted(self._floor), self._count + 1)
+        self._boxes = self._targets = frozenset(targets)
         pulled, stuck = 0, 0
         while pulled < self._pulls and stuck < 20 * self._size**2:
             row, column = rng.choice(list(MOVES.values()))
