@@ -22,6 +22,7 @@ from respec.policy.advantages import advantages
 from respec.policy.learner import PolicyLearner
 from respec.policy.presets import resolve
 from respec.report.delete import delete_run
+from respec.report.echo import echo_trap
 from respec.report.html import write_report
 from respec.report.live import View
 from respec.report.metrics import checked
@@ -86,6 +87,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
             if run.last_step is None:
                 record_start(stages, run)
             tokens = tokens_so_far(run.read_metrics())
+            history = [past.metrics for past in run.read_metrics() if past.step]
             seen = sum((recorded(past.metrics) for past in run.read_metrics()), Surprise())
             saved_at, finished = time.monotonic(), step >= config.run.steps
             while not finished and not stop():
@@ -100,7 +102,12 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 run.write_step(step, checked(metrics), scored, rounds, pieces, decisions_of(stages.planner))
                 view.step(step, metrics)
                 before, seen = seen, seen + recorded(metrics)
-                for line in (*fallbacks(scored), *(seen.news(before) if config.speculation.mode != "lossy" else ())):
+                history.append(metrics)
+                for line in (
+                    *fallbacks(scored),
+                    *echo_trap(history),
+                    *(seen.news(before) if config.speculation.mode != "lossy" else ()),
+                ):
                     view.say(line)
                 minutes = (time.monotonic() - saved_at) / 60
                 due = _every(config.checkpoint.every_steps, step) or 0 < config.checkpoint.every_minutes <= minutes

@@ -8,6 +8,7 @@ from itertools import groupby
 
 import numpy as np
 
+from respec.report.echo import repetition
 from respec.report.surprise import Surprise
 from respec.stages import Stages, evaluate
 from respec.types import Rollout, RolloutStats, ScoredRollout, UpdateStats
@@ -34,6 +35,8 @@ def metrics_of(
         "reward/fell_back": sum(bool(item.fell_back) for item in scored),
         "length/mean": lengths.mean(), "length/max": lengths.max(),
         "length/truncated_share": np.mean([item.rollout.truncated for item in scored]),
+        "group/spread": np.mean([group.std() for group in groups]),
+        "rollout/repetition": repetition([item.rollout for item in scored]),
         "group/no_spread_share": np.mean([np.ptp(group) == 0 for group in groups]),
         "policy/loss": update.loss, "policy/entropy": update.entropy, "policy/clip_fraction": update.clip_fraction,
         "policy/grad_norm": update.grad_norm, "policy/lr": update.lr, "policy/ratio_mean": update.ratio_mean,
@@ -46,6 +49,8 @@ def metrics_of(
         "time/generation_s": stats.wall_s, "time/prefill_s": stats.prefill_s, "time/draft_s": stats.draft_s,
         "time/verify_s": stats.verify_s, "time/overhead_s": stats.overhead_s,
     }  # fmt: skip
+    if turns := [len(item.rollout.turn_reward_K) for item in scored if item.rollout.turn_reward_K is not None]:
+        metrics["episode/turns"] = np.mean(turns)
     for name in names:
         parts = [item.part[name] for item in scored if item.part[name] is not None]
         if parts:

@@ -58,7 +58,9 @@ class Stages:
     view: View
 
 
-def build(config: Config, policy: Policy, task: Task, reward: RewardWorker | EpisodeReward, view: View, version: int) -> Stages:
+def build(
+    config: Config, policy: Policy, task: Task, reward: RewardWorker | EpisodeReward, view: View, version: int
+) -> Stages:
     """Publishes the policy and sets the engine up around it."""
     decoder = publish(policy, config.model.dtype, version)
     drafters = make_drafters(config.speculation, policy, config.model.dtype, version)

@@ -70,7 +70,7 @@ def test_what_cannot_be_is_refused():
         GymnasiumEnv("Maze-v0")
     with pytest.raises(TaskError, match="only discrete"):
         GymnasiumEnv("Box-v0")
-    with pytest.raises(TaskError, match="has 2 actions, task.params.actions names 3"):
+    with pytest.raises(TaskError, match=r"has 2 actions, task.params.actions names 3"):
         GymnasiumEnv("Corridor-v0", ["a", "b", "c"])
 
 

@@ -9,7 +9,7 @@ import pytest
 from respec.envs.tools import HOW, ToolEnv
 from respec.errors import TaskError
 
-MODULE = '''
+MODULE = """
 import os, time
 
 def ask(seed): return f"What is {seed} + 1?", str(seed + 1)
@@ -21,7 +21,7 @@ def odd(): return {1, 2}
 def secret(): return "no"
 def long(): return "x" * 500
 def bad(seed): return 3
-'''
+"""
 TOOLS = tuple(f"tools_of_a_test:{name}" for name in ("add", "slow", "gone", "loud", "odd", "long"))
 
 
@@ -45,7 +45,10 @@ def env(tmp_path_factory):
         ("<tool>add(2, 3)</tool>", "error: the arguments are not JSON: Extra data at character 2"),
         ("<tool>add([2, 3])</tool>", "error: the arguments must be a JSON object, by name"),
         ('<tool>add({"a": 2})</tool>', "error: TypeError: add() missing 1 required positional argument: 'b'"),
-        ('<tool>add({"a": 2, "b": "x"})</tool>', "error: TypeError: unsupported operand type(s) for +: 'int' and 'str'"),
+        (
+            '<tool>add({"a": 2, "b": "x"})</tool>',
+            "error: TypeError: unsupported operand type(s) for +: 'int' and 'str'",
+        ),
         ("<tool>secret()</tool>", "error: there is no tool 'secret'; there are add, slow, gone, loud, odd, long"),
         ("<tool>odd()</tool>", "error: TypeError: Object of type set is not JSON serializable"),
         ("<tool>slow()</tool>", "error: it took more than 1 s"),

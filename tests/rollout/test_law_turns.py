@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from respec.policy.pack import pack
 from respec.models.load import Policy
+from respec.policy.pack import pack
 from respec.rollout.draft.model import ModelDrafter
 from respec.rollout.draft.ngram import NgramDrafter
 from respec.rollout.draft.previous import PreviousDrafter

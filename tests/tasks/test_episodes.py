@@ -57,7 +57,9 @@ def test_what_is_answered_depends_on_the_episode_alone(tokenizer):
     task = load(tokenizer, params={"slippery": True, "rules": False, "holes": 0.0}, train_size=1, eval_size=0)
     prompt, moves = task.train[0], ["Down", "Right"] * 3
     assert play(task, prompt, moves) == play(task, prompt, moves)
-    answers = {tuple(a.token_ids for a in play(task, prompt, moves, sample, draw)) for sample in (0, 1, 2) for draw in (0, 1)}
+    answers = {
+        tuple(a.token_ids for a in play(task, prompt, moves, sample, draw)) for sample in (0, 1, 2) for draw in (0, 1)
+    }
     assert len(answers) > 3, "samples and draws have dice of their own"
 
 
@@ -91,7 +93,6 @@ def test_a_noisy_solver_strays(tokenizer):
     assert {said for _, said in clean} <= {"Down", "Right", "Left", "Up"}
     share = sum(said in ("Left", "Up") for _, said in noisy) / len(noisy)
     assert share > 0.25 > sum(said in ("Left", "Up") for _, said in clean) / len(clean)
-
 
 
 class Broken:
@@ -155,7 +156,14 @@ class Silent:
 
 def test_the_two_methods_are_enough(tokenizer):
     sys.modules["test_episodes_broken"] = sys.modules[__name__]
-    task = load(tokenizer, env="test_episodes_broken:Silent", params={}, train_size=1, eval_size=0, turn_template="{observation}")
+    task = load(
+        tokenizer,
+        env="test_episodes_broken:Silent",
+        params={},
+        train_size=1,
+        eval_size=0,
+        turn_template="{observation}",
+    )
     answers = play(task, task.train[0], ["a", "b"])
     assert [a.solved for a in answers] == [False, True]
     assert all(a.token_ids for a in answers), "the next turn needs a token to follow"
@@ -175,7 +183,11 @@ def test_in_a_chat_what_is_heard_is_a_user_s_turn(tokenizer):
     rest = "\n<|im_start|>user\nfine<eos>\n<|im_start|>assistant\n"
     assert chat.decode(wording.heard("fine", "eos")) == rest
     assert chat.decode(wording.heard("fine", "length")) == "<eos>" + rest
-    whole = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "fine"}]
+    whole = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "fine"},
+    ]
     text = chat.apply_chat_template(whole, tokenize=False, add_generation_prompt=True)
     first = chat.apply_chat_template(whole[:1], tokenize=False, add_generation_prompt=True)
     assert text == first + chat.decode((*wording.said("yes"), *wording.heard("fine", "eos")))

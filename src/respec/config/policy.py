@@ -12,7 +12,9 @@ from respec.config.room import Room
 class PolicyConfig(Room):
     """The policy learner. `algorithm` is a preset of estimator x surrogate x aggregation x correction; a factor set here wins."""
 
-    algorithm: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gspo", "cispo"] = "grpo"
+    algorithm: Literal[
+        "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gspo", "cispo", "starpo", "starpo_s"
+    ] = "grpo"
     estimator: str | None = None
     surrogate: str | None = None
     aggregation: str | None = None

@@ -74,7 +74,14 @@ class RolloutConfig(Room):
 
     def sampling(self) -> Sampling:
         return Sampling(
-            self.max_new_tokens, self.temperature, self.top_k, self.top_p, self.min_p, self.stop, (), self.max_turn_tokens
+            self.max_new_tokens,
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            self.min_p,
+            self.stop,
+            (),
+            self.max_turn_tokens,
         )
 
 

@@ -13,9 +13,7 @@ from respec.errors import TaskError
 
 Place = tuple[int, int]
 MOVES: dict[str, Place] = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}
-RULES = (
-    "You are P on a frozen lake. Go to G without falling into a hole O; _ is ice. Write Left, Down, Right or Up.{slips}\n"
-)
+RULES = "You are P on a frozen lake. Go to G without falling into a hole O; _ is ice. Write Left, Down, Right or Up.{slips}\n"
 SLIPS = " The ice is slippery: one step in three goes as you want, the others go to either side."
 
 

@@ -44,7 +44,9 @@ class GymnasiumEnv:
             ) from error
         space = self._env.action_space
         if not hasattr(space, "n"):
-            raise TaskError(f"gymnasium's '{id}' has the action space {space}; only discrete ones can be named in words")
+            raise TaskError(
+                f"gymnasium's '{id}' has the action space {space}; only discrete ones can be named in words"
+            )
         count, self._first = int(space.n), int(getattr(space, "start", 0))
         self.actions = tuple(actions) or tuple(str(self._first + i) for i in range(count))
         if len(self.actions) != count:

@@ -114,7 +114,8 @@ def _serve(specs: Sequence[str]) -> None:
     try:
         functions = {spec: _found(spec) for spec in specs}
     except Exception as error:
-        return say(None, f"{type(error).__name__}: {error}")
+        say(None, f"{type(error).__name__}: {error}")
+        return
     say(None)
     for line in sys.stdin:
         spec, arguments = json.loads(line)

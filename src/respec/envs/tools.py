@@ -27,7 +27,9 @@ class ToolEnv:
 
     def __init__(self, questions: str, tools: Sequence[str], limit_s: float = 5.0, longest: int = LONGEST) -> None:
         if not tools or limit_s <= 0:
-            raise TaskError(f"tools takes a tool or more and a time limit, got {list(tools)} and {limit_s} s; mend task.params")
+            raise TaskError(
+                f"tools takes a tool or more and a time limit, got {list(tools)} and {limit_s} s; mend task.params"
+            )
         self._process = _process((questions, *tools), limit_s)
         self._questions, self._longest = questions, longest
         self._tools = {spec.rpartition(":")[2].rpartition(".")[2]: spec for spec in tools}
@@ -74,5 +76,3 @@ class ToolEnv:
 def _process(specs: tuple[str, ...], limit_s: float) -> ToolProcess:
     """One process for all episodes: they take turns."""
     return ToolProcess(specs, limit_s)
-
-

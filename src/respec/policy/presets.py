@@ -35,6 +35,9 @@ PRESETS: dict[str, Algorithm] = {
     "gspo": Algorithm("group", "gspo", "sequence_mean", "none", 3e-4, 4e-4),
     # no lower bound, as in the paper; it names no upper one, this is what TRL and ScaleRL (arXiv 2510.13786) use
     "cispo": Algorithm("group", "cispo", "token_mean", "none", 1.0, 4.0),
+    # GRPO over whole episodes, each worth its return; -S is its cure for collapse: no KL and a clip that is wider above (arXiv 2504.20073)
+    "starpo": Algorithm("group", "ppo_clip", "sequence_mean", "none"),
+    "starpo_s": Algorithm("group", "ppo_clip", "sequence_mean", "none", 0.2, 0.28),
 }
 
 

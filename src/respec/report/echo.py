@@ -43,7 +43,8 @@ def repetition(rollouts: Iterable[Rollout]) -> float:
 def echo_trap(history: Sequence[Mapping[str, float]]) -> list[str]:
     """A line for a person, at the step where the last WINDOW steps show the trap and those before it did not.
 
-    False alarms: in 400 runs of 500 steps of independent noise none, in 400 of random walks 2 % (the test works both out).
+    False alarms, in 400 runs of 500 steps each: none where all three are independent noise, none where they are random walks that take the spread
+    5 % and repetition 0.01 a step; 277 where they take them 20 % and 0.05, for what wanders so far in a window looks like the trap.
     """
     if not _trapped(history[-WINDOW:]) or _trapped(history[-WINDOW - 1 : -1]):
         return []

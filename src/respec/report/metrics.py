@@ -42,6 +42,11 @@ METRICS: dict[str, Metric] = {
     "group/no_spread_share": Metric(
         "share", "mean over groups", "groups whose rewards are all equal: they teach nothing"
     ),
+    "group/spread": Metric("reward", "mean over groups", "standard deviation of the rewards in a group"),
+    "episode/turns": Metric("turns", "mean over rollouts", "the policy's turns in an episode"),
+    "rollout/repetition": Metric(
+        "share", "ratio of sums", "4-grams that a group's samples have written before, within turns"
+    ),
     "rollout/tokens_per_s": Metric("tokens/s", "ratio of sums", "tokens generated per second of generation"),
     "rollout/accepted_length": Metric(
         "tokens", "ratio of sums", "tokens per sequence and round; 1 without speculation"

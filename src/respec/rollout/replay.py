@@ -64,7 +64,10 @@ def _replay_group(
     while playing and not enough():
         # a draft that reaches the length limit leaves the last place to the target's own token, as in decoding
         limits = [
-            min(plan.s, ends[len(request.tokens)] - len(request.tokens) - (cut and ends[len(request.tokens)] == len(text)))
+            min(
+                plan.s,
+                ends[len(request.tokens)] - len(request.tokens) - (cut and ends[len(request.tokens)] == len(text)),
+            )
             for request, text, ends, cut in playing
         ]
         trees = drafter.propose([request for request, *_ in playing], plan, limits, None)

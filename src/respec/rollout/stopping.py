@@ -38,7 +38,9 @@ class Stopping:
         token = request.tokens[-1]
         if token in self._eos:
             request.finish = "eos"
-        elif token in self._stop_tokens or (self._stop and self._hits(request.tokens[max(request.turn_start, len(request.tokens) - self._window) :])):
+        elif token in self._stop_tokens or (
+            self._stop and self._hits(request.tokens[max(request.turn_start, len(request.tokens) - self._window) :])
+        ):
             request.finish = "stop"
         elif request.remaining(self._sampling) <= 0:
             request.finish = "length"

@@ -119,7 +119,11 @@ class Target:
         lengths = [len(tokens) for tokens in known]
         tokens = np.array([token for part in known for token in part], np.int64)
         slots = np.repeat(np.array([request.slot for request in requests], np.int64), lengths)
-        positions = np.concatenate([np.arange(s, s + n) for s, n in zip(begins, lengths, strict=True)]) if lengths else np.zeros(0, np.int64)
+        positions = (
+            np.concatenate([np.arange(s, s + n) for s, n in zip(begins, lengths, strict=True)])
+            if lengths
+            else np.zeros(0, np.int64)
+        )
         read = []
         for start in range(0, len(tokens), self.chunk):
             part = slice(start, start + self.chunk)

@@ -72,7 +72,11 @@ class DraftTree:
             tuple(self.token_n[node] for node in kept),
             tuple(place[self.parent_n[node]] for node in kept),
             self.proposer,
-            {place[at]: law for at, law in self.law.items() if at in place and (at == ROOT or self.token_n[at] not in ends)},
+            {
+                place[at]: law
+                for at, law in self.law.items()
+                if at in place and (at == ROOT or self.token_n[at] not in ends)
+            },
             self.followed,
         )
 
