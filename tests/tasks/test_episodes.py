@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from respec.config import TaskConfig
+from respec.config import Config, TaskConfig
 from respec.errors import ConfigError, TaskError
 from respec.tasks.task import Task, load_task
 from respec.tasks.wording import Wording
@@ -32,6 +32,7 @@ def load(tokenizer, **settings) -> Task:
 
 
 def play(task: Task, prompt, moves, sample=0, draw=0):
+    assert task.episodes is not None
     partner = task.episodes()
     ask = Ask(prompt, Stream.TRAIN, draw, 2)
     return [partner.answer(ask, sample, move, "eos") for move in moves]
@@ -71,28 +72,35 @@ def test_the_turn_limit_ends_an_episode(tokenizer):
     assert answers[0].token_ids == tuple(tokenizer(f"\n{task.train[0].text}")["input_ids"])
 
 
-def test_worked_episodes_say_what_was_read_and_end_solved(tokenizer):
+def turns_of(tokenizer, shown) -> list[str]:
+    """What the solver wrote, turn after turn."""
+    own = [token for token, mine in zip(shown.token_ids, shown.own, strict=True) if mine]
+    return tokenizer.decode(own).split("<eos>")[:-1]
+
+
+def test_a_shown_episode_is_what_was_said_and_heard_and_ends_solved(tokenizer):
     task = load(tokenizer, max_turns=20)
     pairs = task.worked(5)
-    by_row: dict[int, list] = {}
-    for prompt, said in pairs:
-        by_row.setdefault(prompt.row, []).append((prompt, said))
-    assert sorted(by_row) == list(range(18, 23))
-    for episode in by_row.values():
-        first = episode[0][0]
-        answers = play(task, first, [said for _, said in episode])
+    assert [prompt.row for prompt, _ in pairs] == list(range(18, 23))
+    for prompt, shown in pairs:
+        said = turns_of(tokenizer, shown)
+        answers = play(task, prompt, said)
         assert answers[-1].solved and answers[-1].reward == 1
-        known = first.token_ids
-        for (prompt, said), answer in zip(episode, answers, strict=True):
-            assert prompt.token_ids == known
-            known = (*known, *tokenizer(said + "<eos>")["input_ids"], *answer.token_ids)
+        tokens, own = [], []
+        for turn, answer in zip(said, answers, strict=True):
+            mine = tokenizer(turn + "<eos>")["input_ids"]
+            tokens += [*mine, *answer.token_ids]
+            own += [True] * len(mine) + [False] * len(answer.token_ids)
+        assert (shown.token_ids, shown.own) == (tuple(tokens), tuple(own))
 
 
 def test_a_noisy_solver_strays(tokenizer):
-    clean, noisy = load(tokenizer).worked(10), load(tokenizer, solver_noise=1.0).worked(10)
-    assert {said for _, said in clean} <= {"Down", "Right", "Left", "Up"}
-    share = sum(said in ("Left", "Up") for _, said in noisy) / len(noisy)
-    assert share > 0.25 > sum(said in ("Left", "Up") for _, said in clean) / len(clean)
+    def back(noise: float) -> float:
+        said = [t for _, shown in load(tokenizer, solver_noise=noise).worked(10) for t in turns_of(tokenizer, shown)]
+        assert set(said) <= {"Down", "Right", "Left", "Up"}
+        return sum(turn in ("Left", "Up") for turn in said) / len(said)
+
+    assert back(1.0) > 0.25 > back(0.0)
 
 
 class Broken:
@@ -144,6 +152,28 @@ def test_a_name_or_parameters_that_do_not_fit_are_refused(tokenizer):
         load(tokenizer, env="test_episodes_broken:Silent", params={}, train_size=1, eval_size=0).worked(1)
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"task": {"kind": "env"}}, "task.env is empty"),
+        ({"task": {"kind": "env", "env": "bandit", "reward": [{"fn": "math"}]}}, "gives its rewards itself"),
+        (
+            {"task": {"kind": "env", "env": "bandit", "turn_template": "x"}},
+            r"turn_template has no \{observation\}, got 'x'",
+        ),
+        ({"speculation": {"drafter": "previous", "mode": "lossy"}}, "got task.kind 'env'"),
+        (
+            {"speculation": {"drafter": "eagle", "drafter_path": "head"}, "drafter": {"learn": True}},
+            "got task.kind 'env'",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_with_episodes_are_refused(settings, said):
+    whole = {"model": {"path": "builtin:demo"}, "task": {"kind": "env", "env": "bandit"}, **settings}
+    with pytest.raises(ValueError, match=said):
+        Config.model_validate(whole)
+
+
 class Silent:
     """Nothing but the two methods: solved by a return of 1."""
 
@@ -181,8 +211,8 @@ def test_in_a_chat_what_is_heard_is_a_user_s_turn(tokenizer):
     config = TaskConfig.model_validate({"kind": "env", "env": "bandit"})
     wording = Wording(config, chat, True)
     rest = "\n<|im_start|>user\nfine<eos>\n<|im_start|>assistant\n"
-    assert chat.decode(wording.heard("fine", "eos")) == rest
-    assert chat.decode(wording.heard("fine", "length")) == "<eos>" + rest
+    assert chat.decode(list(wording.heard("fine", "eos"))) == rest
+    assert chat.decode(list(wording.heard("fine", "length"))) == "<eos>" + rest
     whole = [
         {"role": "user", "content": "?"},
         {"role": "assistant", "content": "yes"},
@@ -190,7 +220,7 @@ def test_in_a_chat_what_is_heard_is_a_user_s_turn(tokenizer):
     ]
     text = chat.apply_chat_template(whole, tokenize=False, add_generation_prompt=True)
     first = chat.apply_chat_template(whole[:1], tokenize=False, add_generation_prompt=True)
-    assert text == first + chat.decode((*wording.said("yes"), *wording.heard("fine", "eos")))
+    assert text == str(first) + str(chat.decode([*wording.said("yes"), *wording.heard("fine", "eos")]))
     chat.chat_template = "{{ messages[-1]['content'] }}"
     with pytest.raises(TaskError, match="does not end an assistant's turn"):
         Wording(config, chat, True)

@@ -102,7 +102,7 @@ class Request:
         """What the environment says after a turn: the next turn's prompt, which nobody draws. Its last token is pending."""
         for token in token_ids:
             self.append(token, 0.0, 0.0, 0.0, version, Proposer.TARGET, round_index)
-        self.turns[-len(token_ids) :] = [ENVIRONMENT] * len(token_ids)
+            self.turns[-1] = ENVIRONMENT
         self.turn, self.turn_start, self.finish = self.turn + 1, len(self.tokens), None
 
     def rollout(self) -> Rollout:

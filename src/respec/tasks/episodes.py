@@ -17,7 +17,7 @@ from respec.errors import ConfigError, TaskError
 from respec.tasks.functions import resolve_function
 from respec.tasks.render import Renderer, Row
 from respec.tasks.wording import Wording
-from respec.types import Answer, Ask, Finish, Prompt, Rollout, ScoredRollout
+from respec.types import Answer, Ask, Finish, Prompt, Rollout, ScoredRollout, Shown
 
 ENVIRONMENTS = {
     "bandit": "respec.envs.bandit:Bandit",
@@ -128,7 +128,7 @@ class EpisodeRows:
 
     train: tuple[Prompt, ...]
     held_out: tuple[Prompt, ...]
-    solve: Callable[[int], tuple[tuple[Prompt, str], ...]]
+    solve: Callable[[int], tuple[tuple[Prompt, Shown], ...]]
     episodes: Callable[[], Episodes]
 
 
@@ -169,17 +169,17 @@ def load_episodes(config: TaskConfig, renderer: Renderer, tokenizer: PreTrainedT
     train = draw("train", config.train_size, "task.train_size")
     known = len(train) + len(held)
 
-    def solve(n: int) -> tuple[tuple[Prompt, str], ...]:
+    def solve(n: int) -> tuple[tuple[Prompt, Shown], ...]:
         starts = prompts(draw("worked", n, "warmup.train_size"), known)
-        return tuple(pair for start in starts for pair in worked(game, start, wording, config))
+        return tuple((start, shown(game, start, wording, config)) for start in starts)
 
     return EpisodeRows(
         prompts(train, 0), prompts(held, len(train)), solve, lambda: Episodes(game, wording, config.max_turns)
     )
 
 
-def worked(game: Game, start: Prompt, wording: Wording, config: TaskConfig) -> list[tuple[Prompt, str]]:
-    """An episode of the scripted solver as one worked solution a turn, behind all that came before it.
+def shown(game: Game, start: Prompt, wording: Wording, config: TaskConfig) -> Shown:
+    """An episode of the scripted solver, of which a policy is to learn the turns.
 
     A share `config.solver_noise` of its actions is drawn from all actions instead, so that a policy learns how to write and something
     of how to play, and has room to find the rest.
@@ -191,14 +191,18 @@ def worked(game: Game, start: Prompt, wording: Wording, config: TaskConfig) -> l
             f"environment '{game.name}' has no scripted solver to warm up on: give its class `actions` and `solve()`, or set warmup.steps = 0"
         )
     dice = random.Random(f"solver {seed}")
-    pairs, known, done = [], start.token_ids, False
-    while not done and len(pairs) < config.max_turns:
+    tokens, own, turns = list[int](), list[bool](), 0
+    while True:
         stray = dice.random() < config.solver_noise
         said = dice.choice(list(env.actions)) if stray else env.solve()
-        pairs.append((Prompt(start.row, start.text, known, start.columns), said))
         text, _, done = game.step(env, said)
-        known = (*known, *wording.said(said), *wording.heard(text, "eos"))
-    return pairs
+        turns += 1
+        tokens += (turn := wording.said(said))
+        own += [True] * len(turn)
+        if done or turns == config.max_turns:
+            return Shown(tuple(tokens), tuple(own))
+        tokens += (heard := wording.heard(text, "eos"))
+        own += [False] * len(heard)
 
 
 def game_of(config: TaskConfig) -> Game:

@@ -19,7 +19,7 @@ from respec.tasks.functions import resolve_function
 from respec.tasks.process import WorkerProcess
 from respec.tasks.render import Rendered, Renderer
 from respec.tasks.scorer import BUILT_IN, Scorer
-from respec.types import Partner, Prompt
+from respec.types import Partner, Prompt, Shown
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class Task:
     held_out: tuple[Prompt, ...]
     reward_min: float
     scorer: Scorer
-    solve: Callable[[int], tuple[tuple[Prompt, str], ...]]
+    solve: Callable[[int], tuple[tuple[Prompt, str | Shown], ...]]
     episodes: Callable[[], Partner] | None = None
 
     def score(self, prompt: Prompt, completion: str) -> float:
         """The dataset's own score of a completion, in [0, 1]. In this process and without a time limit."""
         return self.scorer.task(prompt.columns, completion)
 
-    def worked(self, n: int) -> tuple[tuple[Prompt, str], ...]:
+    def worked(self, n: int) -> tuple[tuple[Prompt, str | Shown], ...]:
         """`n` prompts with their worked solutions, none of them held out; of a JSON-lines file, at most what it has.
 
         Row ids go on after the held-out rows. Raises TaskError if the task has no worked solutions, if one cannot be
@@ -139,7 +139,7 @@ def _task(
     held: tuple[Rendered, ...],
     renderer: Renderer,
     scorer: Scorer,
-    solve: Callable[[int], tuple[tuple[Prompt, str], ...]],
+    solve: Callable[[int], tuple[tuple[Prompt, str | Shown], ...]],
 ) -> Task:
     least = sum(
         min(0.0, reward.weight * (reward.fn in BUILT_IN), reward.weight * (reward.fallback or 0.0))

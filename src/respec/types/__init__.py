@@ -20,7 +20,7 @@ from respec.types.drawing import (
     Stream,
     Version,
 )
-from respec.types.learning import Batch, EvalResult, Sample, ScoredRollout, UpdateStats, WarmupStats
+from respec.types.learning import Batch, EvalResult, Sample, ScoredRollout, Shown, UpdateStats, WarmupStats
 from respec.types.rounds import Load, RolloutStats, RoundRecord
 from respec.types.turns import Answer, Partner
 
@@ -46,6 +46,7 @@ __all__ = [
     "Sample",
     "Sampling",
     "ScoredRollout",
+    "Shown",
     "Stream",
     "UpdateStats",
     "Version",

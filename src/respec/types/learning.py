@@ -77,6 +77,17 @@ class UpdateStats:
 
 
 @dataclass(frozen=True)
+class Shown:
+    """A completion to be imitated, in tokens, of which only those that are `own` are learned: an episode shown from its first turn to its last.
+
+    Made by `tasks.episodes`, read by the warm-up.
+    """
+
+    token_ids: tuple[int, ...]
+    own: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
 class WarmupStats:
     """What `policy.warmup.warm_up` did. Losses are means over solution tokens (nats), `tokens` all tokens passed forward."""
 
