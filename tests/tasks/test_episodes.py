@@ -46,6 +46,7 @@ def test_rows_are_seeds_apart_and_the_same_again(tokenizer):
     assert load(tokenizer, seed=1).train != task.train
     worked = {prompt.text for prompt, _ in task.worked(10)}
     assert len(worked) == 10 and not worked & set(texts)
+    assert task.worked(10) == task.worked(10)
 
 
 def test_too_few_problems_are_refused_unless_their_text_hides_them(tokenizer):

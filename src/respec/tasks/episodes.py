@@ -140,9 +140,9 @@ def load_episodes(config: TaskConfig, renderer: Renderer, tokenizer: PreTrainedT
     game = game_of(config)
     wording = Wording(config, tokenizer, renderer.chat)
     hidden = bool(getattr(game.make(), "hidden", False))
-    seen: set[str] = set()
 
-    def draw(stream: str, count: int, key: str) -> list[tuple[int, str]]:
+    def draw(stream: str, count: int, key: str, seen: set[str]) -> list[tuple[int, str]]:
+        """Seeds and first texts, none of which is in `seen`; they are added to it."""
         found: list[tuple[int, str]] = []
         fruitless = number = 0
         while len(found) < count:
@@ -165,12 +165,13 @@ def load_episodes(config: TaskConfig, renderer: Renderer, tokenizer: PreTrainedT
         named = [Row(text, {"seed": seed}, {"seed": seed}, f"seed {seed} of '{config.env}'") for seed, text in rows]
         return renderer.prompts([renderer.render(row) for row in named], first_row)
 
-    held = draw("held-out", config.eval_size, "task.eval_size")
-    train = draw("train", config.train_size, "task.train_size")
+    taken: set[str] = set()
+    held = draw("held-out", config.eval_size, "task.eval_size", taken)
+    train = draw("train", config.train_size, "task.train_size", taken)
     known = len(train) + len(held)
 
     def solve(n: int) -> tuple[tuple[Prompt, Shown], ...]:
-        starts = prompts(draw("worked", n, "warmup.train_size"), known)
+        starts = prompts(draw("worked", n, "warmup.train_size", set(taken)), known)
         return tuple((start, shown(game, start, wording, config)) for start in starts)
 
     return EpisodeRows(
