@@ -89,11 +89,21 @@ def same(one: Sequence[Rollout], other: Sequence[Rollout]) -> bool:
     return len(one) == len(other) and all(
         np.array_equal(a.token_T, b.token_T)
         and np.array_equal(a.logprob_T, b.logprob_T)
-        and np.array_equal(a.turn_T, b.turn_T)
-        and np.array_equal(a.turn_reward_K, b.turn_reward_K)
+        and np.array_equal(turns(a), turns(b))
+        and np.array_equal(earned(a), earned(b))
         and (a.finish, a.text, a.solved) == (b.finish, b.text, b.solved)
         for a, b in zip(one, other, strict=True)
     )
+
+
+def turns(rollout: Rollout) -> np.ndarray:
+    assert rollout.turn_T is not None
+    return rollout.turn_T
+
+
+def earned(rollout: Rollout) -> np.ndarray:
+    assert rollout.turn_reward_K is not None
+    return rollout.turn_reward_K
 
 
 def episodes(
@@ -119,7 +129,7 @@ def test_episodes_are_those_of_plain_decoding(make_policy, near, dtype, name, sh
     own.learn(plain)
     drafted = episodes(policy, dtype, Plan(name, *shape), [own])
     assert same(plain, drafted)
-    assert [r.turn_T.tolist() for r in plain] == [r.turn_T.tolist() for r in drafted]
+    assert [turns(r).tolist() for r in plain] == [turns(r).tolist() for r in drafted]
     assert sum(int((r.proposer_T != Proposer.TARGET).sum()) for r in drafted) > 4, "nothing drafted was kept"
 
 
@@ -145,14 +155,14 @@ def test_a_turn_is_the_policy_s_own_and_what_is_said_is_not(make_policy):
     assert stats.tokens == sum(r.drawn for r in rollouts) < sum(len(r.token_T) for r in rollouts)
     for rollout in rollouts:
         said = echo.said[rollout.key]
-        heard = rollout.turn_T == ENVIRONMENT
+        heard = turns(rollout) == ENVIRONMENT
         assert (rollout.logprob_T[heard] == 0).all() and (rollout.logprob_T[~heard] < 0).all()
         assert (rollout.proposer_T[heard] == Proposer.TARGET).all()
-        assert len(rollout.turn_reward_K) == len(said) == rollout.turn_T.max() + 1
-        np.testing.assert_array_equal(rollout.turn_reward_K, np.arange(1, len(said) + 1) / 2)
+        assert len(earned(rollout)) == len(said) == turns(rollout).max() + 1
+        np.testing.assert_array_equal(earned(rollout), np.arange(1, len(said) + 1) / 2)
         assert rollout.solved == (rollout.sample == 0 and rollout.finish == "done")
         for turn, text in enumerate(said):
-            own = rollout.token_T[rollout.turn_T == turn]
+            own = rollout.token_T[turns(rollout) == turn]
             assert len(own) <= 9 and text == policy.tokenizer.decode(own, skip_special_tokens=True)
             assert EOS not in own[:-1]
     assert {"eos", "length"} <= set(echo.ends)
@@ -165,7 +175,7 @@ def test_the_token_limit_is_for_all_turns_together(make_policy):
     assert max(len(r.token_T) for r in rollouts) <= 30
     assert {r.finish for r in rollouts} >= {"length"}
     for rollout in rollouts:
-        assert rollout.turn_T[-1] != ENVIRONMENT, "nothing was drawn after what was said last"
+        assert turns(rollout)[-1] != ENVIRONMENT, "nothing was drawn after what was said last"
 
 
 def test_a_stop_string_ends_a_turn_and_never_reaches_back_over_it(make_policy):
@@ -210,7 +220,7 @@ def test_drafts_survive_a_turn_and_end_with_it(make_policy):
     rollouts = episodes(policy, "float32", Plan("suffix", 8, 1, 8), [spy])
     assert len(finished) == len(rollouts) and min(finished) >= 3
     assert any(EOS in tree for tree in trees) and all(EOS not in tree[:-1] for tree in trees)
-    later = [r for r in rollouts if (r.proposer_T[r.turn_T >= 1] == Proposer.SUFFIX).any()]
+    later = [r for r in rollouts if (r.proposer_T[turns(r) >= 1] == Proposer.SUFFIX).any()]
     assert later, "no token of a later turn was drafted"
 
 
@@ -222,8 +232,8 @@ def test_a_replay_takes_what_was_said_as_given(make_policy):
     counts = replay(drafter, [rollouts], 8, lambda: False)
     assert counts.accepted_D[0] > 0
     # a round adds what was accepted and a token of the policy's own, but where a draft ends with its turn: nothing that was said is counted
-    drawn, turns = sum(r.drawn for r in rollouts), sum(len(r.turn_reward_K) for r in rollouts)
-    assert drawn <= counts.asked_D[0] + sum(counts.accepted_D) <= drawn + turns
+    drawn, ended = sum(r.drawn for r in rollouts), sum(len(earned(r)) for r in rollouts)
+    assert drawn <= counts.asked_D[0] + sum(counts.accepted_D) <= drawn + ended
 
 
 def test_what_was_said_is_read_by_the_learner_and_not_learned(make_policy):
