@@ -19,7 +19,7 @@ class Corridor:
         self.spec = types.SimpleNamespace(reward_threshold=0.9)
         self.render_mode = render_mode
 
-    def reset(self, *, seed=None, options=None):
+    def reset(self, *, seed: int, options=None):
         self.at, self.steps = seed % 2, 0
         return self.at, {}
 

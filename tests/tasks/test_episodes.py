@@ -12,7 +12,7 @@ from respec.config import Config, TaskConfig
 from respec.errors import ConfigError, TaskError
 from respec.tasks.task import Task, load_task
 from respec.tasks.wording import Wording
-from respec.types import Ask, Stream
+from respec.types import Ask, Shown, Stream
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +73,9 @@ def test_the_turn_limit_ends_an_episode(tokenizer):
     assert answers[0].token_ids == tuple(tokenizer(f"\n{task.train[0].text}")["input_ids"])
 
 
-def turns_of(tokenizer, shown) -> list[str]:
+def turns_of(tokenizer, shown: str | Shown) -> list[str]:
     """What the solver wrote, turn after turn."""
+    assert isinstance(shown, Shown)
     own = [token for token, mine in zip(shown.token_ids, shown.own, strict=True) if mine]
     return tokenizer.decode(own).split("<eos>")[:-1]
 
@@ -84,6 +85,7 @@ def test_a_shown_episode_is_what_was_said_and_heard_and_ends_solved(tokenizer):
     pairs = task.worked(5)
     assert [prompt.row for prompt, _ in pairs] == list(range(18, 23))
     for prompt, shown in pairs:
+        assert isinstance(shown, Shown)
         said = turns_of(tokenizer, shown)
         answers = play(task, prompt, said)
         assert answers[-1].solved and answers[-1].reward == 1

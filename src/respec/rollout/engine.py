@@ -116,8 +116,7 @@ class Engine:
         """
         began = time.perf_counter()
         planner = planner_of(plan)
-        requests = self._requests(asks)
-        done, records = list[Request](), list[RoundRecord]()
+        requests, done, records = self._requests(asks), list[Request](), list[RoundRecord]()
         target = None
         if requests:
             target = Target(self._decoder, self._cache_for(requests, sampling), self._chunk, self._readers)
@@ -132,9 +131,7 @@ class Engine:
                     records.append(record)
                     planner.observe(record)
                     if partner is not None:
-                        version = self._decoder.version
-                        told = converse(scheduler.active, partner, stopping, sampling, version, len(records) - 1)
-                        target.prefill_on(told)
+                        converse(partner, scheduler.active, target, stopping, sampling, len(records) - 1)
                     ended = scheduler.retire()
                     onlooker.look(scheduler.active, ended, record.plan.drafter)
                     for request in ended:
