@@ -28,6 +28,7 @@ from respec.policy.estimators import GROUP_RELATIVE
 from respec.policy.learner import PolicyLearner
 from respec.policy.presets import resolve
 from respec.report.delete import delete_run
+from respec.report.echo import echo_trap
 from respec.report.html import write_report
 from respec.report.live import View
 from respec.report.metrics import checked
@@ -123,6 +124,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
             if run.last_step is None:
                 record_start(stages, run)
             tokens, entropy = tokens_so_far(run.read_metrics()), math.inf
+            history = [past.metrics for past in run.read_metrics() if past.step]
             seen = sum((recorded(past.metrics) for past in run.read_metrics()), Surprise())
             saved_at, finished = time.monotonic(), step >= config.run.steps
             while not finished and not stop():
@@ -137,9 +139,10 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 run.write_step(step, checked(metrics), scored, rounds, pieces, decisions_of(stages.planner))
                 view.step(step, metrics)
                 before, seen = seen, seen + recorded(metrics)
+                history.append(metrics)
                 news = seen.news(before) if config.speculation.mode != "lossy" else ()
                 floor = fallen(metrics, entropy, config.policy.entropy_floor)
-                for line in (*fallbacks(scored), *answerless(task, scored), *news, *floor):
+                for line in (*fallbacks(scored), *answerless(task, scored), *news, *floor, *echo_trap(history)):
                     view.say(line)
                 entropy = metrics["policy/entropy"]
                 minutes = (time.monotonic() - saved_at) / 60

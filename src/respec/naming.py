@@ -9,6 +9,7 @@ from itertools import groupby
 
 import numpy as np
 
+from respec.report.echo import repetition
 from respec.report.surprise import Surprise
 from respec.stages import Stages, evaluate
 from respec.tasks.order import Order
@@ -64,26 +65,30 @@ def metrics_of(
     made: Generated, scored: Sequence[ScoredRollout], update: UpdateStats, names: Sequence[str], own: Surprise
 ) -> dict[str, float]:
     stats, rewards = made.stats, np.array([item.reward for item in scored])
-    lengths = np.array([len(item.rollout.token_T) for item in scored])
+    lengths = np.array([item.rollout.drawn for item in scored])
     groups = [np.array([s.reward for s in g]) for _, g in groupby(scored, key=lambda s: s.rollout.key[:2])]
     metrics = {
         "reward/mean": rewards.mean(), "reward/std": rewards.std(),
         "reward/fell_back": sum(bool(item.fell_back) for item in scored),
         "length/mean": lengths.mean(), "length/max": lengths.max(),
         "length/truncated_share": np.mean([item.rollout.truncated for item in scored]),
+        "group/spread": np.mean([group.std() for group in groups]),
+        "rollout/repetition": repetition([item.rollout for item in scored]),
         "policy/loss": update.loss, "policy/entropy": update.entropy, "policy/clip_fraction": update.clip_fraction,
         "policy/grad_norm": update.grad_norm, "policy/lr": update.lr, "policy/ratio_mean": update.ratio_mean,
         "policy/mismatch_mean": update.mismatch_mean, "policy/mismatch_max": update.mismatch_max,
         "policy/tokens": update.tokens, "policy/minibatches": update.minibatches,
         "rollout/tokens_per_s": stats.tokens_per_s, "rollout/accepted_length": stats.accepted_length,
         "rollout/draft_acceptance": stats.accepted / stats.drafted if stats.drafted else 0.0,
-        "rollout/entropy": np.concatenate([item.rollout.entropy_T for item in scored]).mean(),
+        "rollout/entropy": np.concatenate([item.rollout.entropy_T[item.rollout.drawn_T] for item in scored]).mean(),
         "rollout/tokens": stats.tokens, "rollout/prompt_tokens": stats.prompt_tokens, "rollout/rounds": len(stats.round_R),
         "time/generation_s": stats.wall_s, "time/prefill_s": stats.prefill_s, "time/draft_s": stats.draft_s,
         "time/verify_s": stats.verify_s, "time/overhead_s": stats.overhead_s,
     }  # fmt: skip
     if any(len(group) > 1 for group in groups):
         metrics["group/no_spread_share"] = np.mean([np.ptp(group) == 0 for group in groups])
+    if turns := [len(item.rollout.turn_reward_K) for item in scored if item.rollout.turn_reward_K is not None]:
+        metrics["episode/turns"] = np.mean(turns)
     for name in dict.fromkeys((*names, *(name for item in scored for name in item.part))):
         parts = [item.part[name] for item in scored if item.part.get(name) is not None]
         if parts:

@@ -98,7 +98,8 @@ def generate(
         rate = emitted / (time.perf_counter() - began)
         stages.view.advance(total - record.active - record.waiting, f"{record.active} active  {rate:,.0f} tokens/s")
 
-    return stages.engine.rollout(asks, sampling, PLAIN if plain else stages.planner.under(sampling), show)
+    partner = stages.task.episodes() if stages.task.episodes is not None else None
+    return stages.engine.rollout(asks, sampling, PLAIN if plain else stages.planner.under(sampling), show, partner)
 
 
 def evaluate(stages: Stages, prompts: Sequence[Prompt], sampling: Sampling | None = None) -> EvalResult:
@@ -117,8 +118,8 @@ def evaluate(stages: Stages, prompts: Sequence[Prompt], sampling: Sampling | Non
         accuracy=float(right.mean()),
         standard_error=float(right.std() / max(1, len(right)) ** 0.5),
         items=len(right),
-        mean_length=float(np.mean([len(r.token_T) for r in rollouts])),
-        mean_entropy=float(np.concatenate([r.entropy_T for r in rollouts]).mean()),
+        mean_length=float(np.mean([r.drawn for r in rollouts])),
+        mean_entropy=float(np.concatenate([r.entropy_T[r.drawn_T] for r in rollouts]).mean()),
         reward_I=right.tolist(),
         wall_s=time.perf_counter() - began,
         task_accuracy={str(name): float(right[tasks == name].mean()) for name in dict.fromkeys(tasks.tolist()) if name},

@@ -20,6 +20,8 @@ class CriticConfig(Room):
     head_start: int = Field(default=0, ge=0, description="RL steps at the beginning in which the critic alone learns")
     gamma: float = Field(default=1.0, gt=0, le=1, description="discount a token")
     lam: float = Field(default=0.95, ge=0, le=1, description="of GAE: 0 trusts the critic, 1 the rewards")
+    turn_gamma: float = Field(default=1.0, gt=0, le=1, description="bi_level_gae: discount a turn; gamma is a token's")
+    turn_lam: float = Field(default=1.0, ge=0, le=1, description="bi_level_gae: of GAE over turns; lam is over tokens")
     return_lam: float | None = Field(
         default=None, ge=0, le=1, description="of the critic's own targets; None: as lam. 1 is decoupled GAE"
     )

@@ -36,8 +36,7 @@ class PolicyConfig(Room):
     """The policy learner. `algorithm` is a preset of estimator x surrogate x aggregation x correction; a factor set here wins."""
 
     algorithm: Literal[
-        "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gspo", "cispo", "dapo", "c3po", "ppo"
-    ] = "grpo"  # fmt: skip
+        "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gspo", "cispo", "dapo", "c3po", "ppo", "starpo", "starpo_s"
     estimator: str | None = None
     surrogate: str | None = None
     aggregation: str | None = None

@@ -67,7 +67,10 @@ class RolloutConfig(Room):
 
     prompts_per_step: int = Field(default=16, ge=1)
     group_size: int = Field(default=8, ge=1)
-    max_new_tokens: int = Field(default=128, ge=1)
+    max_new_tokens: int = Field(
+        default=128, ge=1, description="task.kind 'env': of a whole episode, what the environment says included"
+    )
+    max_turn_tokens: int = Field(default=0, ge=0, description="task.kind 'env': of one turn; 0: no limit of its own")
     temperature: float = Field(default=1.0, ge=0)
     top_k: int = Field(default=0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -82,7 +85,16 @@ class RolloutConfig(Room):
     )
 
     def sampling(self) -> Sampling:
-        return Sampling(self.max_new_tokens, self.temperature, self.top_k, self.top_p, self.min_p, self.stop)
+        return Sampling(
+            self.max_new_tokens,
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            self.min_p,
+            self.stop,
+            (),
+            self.max_turn_tokens,
+        )
 
 
 class EvalConfig(Room):
@@ -141,6 +153,15 @@ class Config(Room):
                 "speculation.mode 'lossy' reads old answers back from the run folder when a run is gone on with, got a [report] that keeps "
                 "some of them only; leave out report.rollouts_per_step and report.rollout_every"
             )
+        if self.task.kind == "env" and self.speculation.mode == "lossy":
+            raise ValueError(
+                "speculation.mode 'lossy' follows one old answer, got task.kind 'env', whose episodes are several with an environment between "
+                "them; set the mode to 'matching'"
+            )
+        if self.task.kind == "env" and self.drafter.learn:
+            raise ValueError(
+                "drafter.learn learns from completions that are the policy's own from end to end, got task.kind 'env'; set drafter.learn = false"
+            )
         if self.drafter.learn and "eagle" not in self.speculation.wanted:
             raise ValueError(
                 "drafter.learn is on, but drafter 'eagle' is not among those of [speculation]; name it there"
@@ -150,6 +171,11 @@ class Config(Room):
             raise ValueError(
                 "critic.head_start holds the policy still while the critic learns, and got a term that moves it all the same (policy.entropy_bonus, "
                 "reference.kl in the loss, or a teacher); set critic.head_start = 0, or leave the terms out"
+            )
+        if self.policy.token_budget and (self.task.kind == "env" or self.task.sampling_columns):
+            raise ValueError(
+                "policy.token_budget cuts completions and goes on with a part as the prompt, which episodes (task.kind 'env') and rows with settings of "
+                "their own (task.sampling_columns) do not allow; leave one out"
             )
         if self.drafter.learn and self.rollout.sync_every > 1:
             raise ValueError(
@@ -165,4 +191,5 @@ class Config(Room):
 
     def eval_sampling(self) -> Sampling:
         new = self.eval.max_new_tokens or self.rollout.max_new_tokens
-        return Sampling(new, self.eval.temperature, self.eval.top_k, self.eval.top_p, 0.0, self.rollout.stop)
+        turn = self.rollout.max_turn_tokens
+        return Sampling(new, self.eval.temperature, self.eval.top_k, self.eval.top_p, 0.0, self.rollout.stop, (), turn)

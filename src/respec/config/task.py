@@ -29,10 +29,11 @@ class TaskConfig(Room):
     kind `reasoning_gym`: `dataset` names it, `params` are its parameters. kinds `jsonl` and `parquet`: `path` (and `eval_path`, or a
     split of `path`). kind `hf`: `dataset` is a folder or a hub id, `subset` its configuration, `split` and `eval_split` its splits. These three
     have `prompt_column` (text, or a list of chat messages), `answer_column`, `solution_column` for the warm-up. A `preset` fills in
-    what a known data set needs. With a `mixture` of tasks nothing of the section itself is read but `stage` and `difficulty`.
+    what a known data set needs. kind `env`: `env` is an environment that a completion is an episode in, `params` are its parameters; it gives the
+    rewards itself. With a `mixture` of tasks nothing of the section itself is read but `stage` and `difficulty`.
     """
 
-    kind: Literal["reasoning_gym", "jsonl", "parquet", "hf"] = "reasoning_gym"
+    kind: Literal["reasoning_gym", "jsonl", "parquet", "hf", "env"] = "reasoning_gym"
     preset: str = Field(
         default="", description="gsm8k, math or math500: columns, answers and reward of a known data set"
     )
@@ -40,6 +41,17 @@ class TaskConfig(Room):
     weight: float = Field(default=1.0, ge=0, description="in a mixture: prompts in proportion; 0: only evaluated on")
     dataset: str = ""
     params: dict[str, Any] = Field(default_factory=dict)
+    env: str = Field(
+        default="", description="bandit, frozen_lake, sokoban, gymnasium, tools, or `module:Class` of your own"
+    )
+    max_turns: int = Field(default=10, ge=1, description="env: turns of an episode")
+    turn_template: str = Field(
+        default="\n{observation}\n",
+        description="env: what follows a turn, where no chat template does; {observation} is the environment's text",
+    )
+    solver_noise: float = Field(
+        default=0.0, ge=0, le=1, description="env: share of random actions in the solver's episodes that a warm-up sees"
+    )
     path: Path | None = None
     eval_path: Path | None = None
     subset: str = Field(
@@ -116,6 +128,12 @@ class TaskConfig(Room):
             )
         if self.streaming and self.kind not in ("parquet", "hf"):
             raise ValueError(f"task.streaming is of kinds 'parquet' and 'hf', got kind '{self.kind}'; leave it out")
+        if self.kind == "env" and not self.env:
+            raise ValueError("task.env is empty; name an environment, for example 'frozen_lake'")
+        if self.kind == "env" and self.reward != (RewardConfig(),):
+            raise ValueError("task.reward is set, but an environment gives its rewards itself; remove [[task.reward]]")
+        if "{observation}" not in self.turn_template:
+            raise ValueError(f"task.turn_template has no {{observation}}, got {self.turn_template!r}")
         return self
 
     def _mixes(self) -> None:
@@ -125,6 +143,8 @@ class TaskConfig(Room):
             raise ValueError(
                 "task has a mixture and data or rewards of its own; put them into a [[task.mixture]] section"
             )
+        if any(part.kind == "env" for part in self.mixture):
+            raise ValueError("an environment cannot be a task of a mixture; give it a run of its own")
         if any(part.mixture or part.stage or part.difficulty for part in self.mixture):
             raise ValueError("a task of a mixture has a mixture, stage or difficulty of its own; set them in [task]")
         if len(set(names)) < len(names) or any(not name or "/" in name for name in names):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float32, Float64
 
 from respec.config import CriticConfig
 from respec.errors import ConfigError, RewardError
@@ -37,7 +37,7 @@ class Valuer(Protocol):
 
 
 def advantages(scored: Sequence[ScoredRollout], estimator: str, critic: Valuer | None = None) -> tuple[Sample, ...]:
-    """Gives every token of a completion its advantage. Order is kept; groups may be of different sizes.
+    """Gives every token that the policy drew its advantage. Order is kept; groups may be of different sizes.
 
     `critic` is asked by the estimators of `valued.py`, which need one. Raises ConfigError for an unknown estimator, a missing critic
     or a group of one that is to be compared within itself, RewardError for a reward that is not finite.
@@ -69,10 +69,10 @@ def _by_rewards(scored: Sequence[ScoredRollout], estimator: str) -> tuple[Sample
             "set rollout.group_size to 2 or more"
         )
     reward_N = np.array([_whole_reward(item) for item in scored], dtype=np.float64)
-    length_N = np.array([len(item.rollout.token_T) for item in scored])
+    length_N = np.array([item.rollout.drawn for item in scored])
     advantage_N = ESTIMATORS[estimator](reward_N, group_N, length_N)
     return tuple(
-        Sample(item, np.full(len(item.rollout.token_T), value, dtype=np.float32))
+        Sample(item, np.where(item.rollout.drawn_T, value, 0.0).astype(np.float32))
         for item, value in zip(scored, advantage_N, strict=True)
     )
 
@@ -81,6 +81,8 @@ def _whole_reward(item: ScoredRollout) -> float:
     return (
         item.reward if item.token_reward_T is None else item.reward + float(item.token_reward_T.sum(dtype=np.float64))
     )
+
+
 def _by_critic(scored: Sequence[ScoredRollout], estimator: str, critic: Valuer) -> tuple[Sample, ...]:
     """Samples with values and returns. While the policy waits its advantages are 0, from which it learns nothing."""
     config, rollouts = critic.config, [item.rollout for item in scored]
@@ -95,8 +97,10 @@ def _by_critic(scored: Sequence[ScoredRollout], estimator: str, critic: Valuer) 
     for item, course, judged in zip(scored, course_N, judged_N, strict=True):
         advantage_T = _whitened(judged.advantage_T, every) if config.whiten_advantages else judged.advantage_T
         advantage_T = np.zeros_like(advantage_T) if critic.alone else advantage_T
-        value_T, return_T = course.value_T.astype(np.float32), judged.return_T.astype(np.float32)
-        samples.append(Sample(item, advantage_T.astype(np.float32), value_T=value_T, return_T=return_T))
+        learned, value_T, return_T = (
+            _spread(part, item.rollout.drawn_T) for part in (advantage_T, course.value_T, judged.return_T)
+        )
+        samples.append(Sample(item, learned, value_T=value_T, return_T=return_T))
     return tuple(samples)
 
 
@@ -107,13 +111,25 @@ def _course(
     log_ratio_T: Float64[np.ndarray, "T"],
     bootstrap: bool,
 ) -> Course:
-    """A completion's reward is earned by its last token, what it is charged for a token by that one. What comes after a truncated one is worth nothing either, but with `bootstrap`."""
-    rollout = item.rollout
-    reward_T = np.zeros(len(rollout.token_T))
-    reward_T[-1:] = reward
-    if item.token_reward_T is not None:
-        reward_T += item.token_reward_T
-    return Course(reward_T, value_T1[:-1], float(value_T1[-1]) if bootstrap and rollout.truncated else 0.0, log_ratio_T)
+    """The tokens that the policy drew. A completion's reward is earned by its last token, a turn's by the last of the turn, what is charged for a token by
+    that one. What comes after a truncated one is worth nothing either, but with `bootstrap`."""
+    rollout, drawn_T = item.rollout, item.rollout.drawn_T
+    reward_T = np.zeros(len(drawn_T)) if item.token_reward_T is None else item.token_reward_T.astype(np.float64)
+    if rollout.turn_T is not None and rollout.turn_reward_K is not None:
+        for turn, earned in enumerate(rollout.turn_reward_K):
+            reward_T[np.flatnonzero(rollout.turn_T == turn)[-1]] += earned
+        reward -= float(rollout.turn_reward_K.sum())
+    reward_T[np.flatnonzero(drawn_T)[-1:]] += reward
+    turn_T = np.zeros(len(drawn_T), np.int64) if rollout.turn_T is None else rollout.turn_T
+    after = float(value_T1[-1]) if bootstrap and rollout.truncated else 0.0
+    return Course(reward_T[drawn_T], value_T1[:-1][drawn_T], after, log_ratio_T[drawn_T], turn_T[drawn_T])
+
+
+def _spread(part: Float64[np.ndarray, "D"], drawn_T: Bool[np.ndarray, "T"]) -> Float32[np.ndarray, "T"]:
+    """Values of drawn tokens at their places among all tokens; 0 at the others."""
+    whole_T = np.zeros(len(drawn_T), np.float32)
+    whole_T[drawn_T] = part
+    return whole_T
 
 
 def _whitened(part: Float64[np.ndarray, "T"], every: Float64[np.ndarray, "N"]) -> Float64[np.ndarray, "T"]:

@@ -178,12 +178,14 @@ class CriticLearner:
         return [self._part([samples[i] for i in indices]) for indices in bins(lengths, self._budget)]
 
     def _part(self, samples: Sequence[Sample]) -> _Part:
-        batch = self._laid_out([sample.scored.rollout for sample in samples])
+        rollouts = [sample.scored.rollout for sample in samples]
+        batch = self._laid_out(rollouts, [rollout.drawn_T for rollout in rollouts])
         value_C, return_C = (torch.from_numpy(flat_C).to(self._critic.line.weight) for flat_C in _learned(samples))
         return _Part(batch, value_C, return_C)
 
-    def _laid_out(self, rollouts: Sequence[Rollout]) -> Batch:
-        batch = lay_out([r.prompt.token_ids for r in rollouts], [r.token_T for r in rollouts], self._temperature)
+    def _laid_out(self, rollouts: Sequence[Rollout], drawn: Sequence[np.ndarray] = ()) -> Batch:
+        prompts, completions = [r.prompt.token_ids for r in rollouts], [r.token_T for r in rollouts]
+        batch = lay_out(prompts, completions, self._temperature, drawn=drawn)
         device = self._critic.line.weight.device
         return dataclasses.replace(batch, **{k: v.to(device) for k, v in vars(batch).items() if isinstance(v, Tensor)})
 
@@ -223,8 +225,8 @@ def explained_variance(value_C: Float64[np.ndarray, "C"], return_C: Float64[np.n
 
 def _learned(samples: Sequence[Sample]) -> tuple[Float32[np.ndarray, "C"], Float32[np.ndarray, "C"]]:
     """What the critic expected of the samples' tokens, and what it is to expect. Raises ConfigError for samples that no critic has seen."""
-    value = [sample.value_T for sample in samples if sample.value_T is not None]
-    returns = [sample.return_T for sample in samples if sample.return_T is not None]
+    value = [s.value_T[s.scored.rollout.drawn_T] for s in samples if s.value_T is not None]
+    returns = [s.return_T[s.scored.rollout.drawn_T] for s in samples if s.return_T is not None]
     if not len(value) == len(returns) == len(samples) > 0:
         raise ConfigError(
             "critic update: the samples carry no values; make them with advantages(scored, estimator, critic)"

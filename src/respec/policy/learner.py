@@ -196,7 +196,7 @@ class PolicyLearner:
             teaching = [sample for sample in kept if self._terms.on or sample.advantage_T.any()]
             idle = [s for s in members if self._left_out(s) or not (self._terms.on or s.advantage_T.any())]
             budget = self._config.tokens_per_microbatch
-            tokens = max(1, sum(len(s.advantage_T) for s in kept))
+            tokens = max(1, sum(s.scored.rollout.drawn for s in kept))
             share_of_budget = (self._config.token_budget or 1) / parts
             counts = Counts(max(1, len(kept)), tokens, self._constant, share_of_budget)
             batches = pack(teaching, budget, temperature) + pack(idle, budget, temperature)

@@ -53,8 +53,12 @@ def lay_out(
     weight: Sequence[np.ndarray] = (),
     truncated: Sequence[bool] = (),
     reference: Sequence[np.ndarray] = (),
+    drawn: Sequence[np.ndarray] = (),
 ) -> Batch:
-    """One batch of the sequences prompt + completion, in the order given; weights default to one, other numbers per completion token to zero."""
+    """One batch of the sequences prompt + completion, in the order given; weights default to one, other numbers per completion token to zero.
+
+    `drawn` says which of a completion's tokens the policy drew (by default all): the others are read, and are none of the C.
+    """
     prompt_S = np.array([len(prompt) for prompt in prompts])
     completion_S = np.array([len(completion) for completion in completions])
     start = np.concatenate([[0], np.cumsum(prompt_S + completion_S)])
@@ -62,10 +66,13 @@ def lay_out(
     token = np.concatenate([np.asarray(part, dtype=np.int64) for pair in pairs for part in pair])
     first_S = start[:-1] + prompt_S
     completion_index = np.concatenate([np.arange(a, b) for a, b in zip(first_S, start[1:], strict=True)])
+    sequence = np.repeat(np.arange(len(prompt_S)), completion_S)
+    kept = np.concatenate(drawn) if len(drawn) else np.ones(len(completion_index), bool)
+    completion_index, sequence = completion_index[kept], sequence[kept]
     position = np.arange(len(token)) - np.repeat(start[:-1], prompt_S + completion_S)
 
     def per_token(parts: Sequence[np.ndarray], default: float = 0.0) -> torch.Tensor:
-        flat = np.concatenate(parts) if len(parts) else np.full(len(completion_index), default)
+        flat = np.concatenate(parts)[kept] if len(parts) else np.full(len(completion_index), default)
         return torch.from_numpy(flat.astype(np.float32))
 
     return Batch(
@@ -74,7 +81,7 @@ def lay_out(
         start_S=torch.from_numpy(start),
         predict_C=torch.from_numpy(completion_index - 1),
         target_C=torch.from_numpy(token[completion_index]),
-        sequence_C=torch.from_numpy(np.repeat(np.arange(len(prompt_S)), completion_S)),
+        sequence_C=torch.from_numpy(sequence),
         advantage_C=per_token(advantage),
         rollout_logprob_C=per_token(rollout_logprob),
         kept_logmass_C=per_token(kept_logmass),
@@ -107,5 +114,6 @@ def _lay_out(samples: Sequence[Sample], temperature: float) -> Batch:
         weight=[np.ones(len(r.token_T)) if r.weight_T is None else r.weight_T for r in rollouts],
         truncated=[rollout.truncated for rollout in rollouts],
         reference=[s.reference_T if s.reference_T is not None else np.zeros(len(s.advantage_T)) for s in samples],
+        drawn=[rollout.drawn_T for rollout in rollouts],
     )
     return dataclasses.replace(batch, key_S=tuple(rollout.key for rollout in rollouts))

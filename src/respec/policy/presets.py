@@ -45,6 +45,10 @@ PRESETS: dict[str, Algorithm] = {
     # samples that a budget left over come from an older policy than the others: TIS weighs them
     "c3po": Algorithm("group", "ppo_clip", "budget", "tis"),
     "ppo": Algorithm("gae", "ppo_clip", "token_mean", "none"),
+    # GRPO over whole episodes, each worth its return (arXiv 2504.20073)
+    "starpo": Algorithm("group", "ppo_clip", "sequence_mean", "none"),
+    # its cure for collapse: the groups of the widest spread, no KL, a clip that is wider above, and a critic
+    "starpo_s": Algorithm("bi_level_gae", "ppo_clip", "token_mean", "none", 0.2, 0.28, "top_spread"),
 }
 
 

@@ -82,9 +82,10 @@ def charged(
 
 
 def estimated(item: ScoredRollout, other_T: PerToken, estimator: str) -> PerToken:
-    """A KL estimator of what was drawn against another model's log-probabilities of it."""
+    """A KL estimator of what was drawn against another model's log-probabilities of it; 0 where an environment spoke."""
     drawn_T, other = torch.from_numpy(item.rollout.logprob_T), torch.from_numpy(other_T)
-    return KL_ESTIMATORS[estimator](drawn_T, drawn_T, other).numpy().astype(np.float32)
+    found_T = KL_ESTIMATORS[estimator](drawn_T, drawn_T, other).numpy().astype(np.float32)
+    return np.where(item.rollout.drawn_T, found_T, np.float32(0))
 
 
 def taught(

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int
 
 from respec.config import CriticConfig
+from respec.policy.bilevel import bi_level_gae
 
 Steps = Float64[np.ndarray, "T"]
 
@@ -22,13 +23,15 @@ class Course:
     """What happened along one completion, step by step.
 
     `reward_T` is what a step earned, `value_T` what the critic expected before it. `after` is the value of the state after the last step: 0
-    where the completion ended there. `log_ratio_T` is log(old / rollout): 0 where the policy that sampled is the one that learns.
+    where the completion ended there. `log_ratio_T` is log(old / rollout): 0 where the policy that sampled is the one that learns. `turn_T`: the turn
+    of an episode that a step was in, 0 throughout where completions are not episodes.
     """
 
     reward_T: Steps
     value_T: Steps
     after: float
     log_ratio_T: Steps
+    turn_T: Int[np.ndarray, "T"]
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,14 @@ def _vtrace(course: Course, config: CriticConfig) -> Judged:
     return vtrace(course, config.gamma, config.lam, config.rho_clip, config.c_clip)
 
 
-VALUED: dict[str, Callable[[Course, CriticConfig], Judged]] = {"gae": _gae, "vtrace": _vtrace}
+def _bi_level(course: Course, config: CriticConfig) -> Judged:
+    reward_K = np.bincount(course.turn_T, course.reward_T)
+    advantage_T = bi_level_gae(
+        reward_K, course.value_T, course.turn_T, config.turn_gamma, config.turn_lam, config.gamma, config.lam, course.after
+    )
+    return Judged(advantage_T, course.value_T + advantage_T)
+
+
+VALUED: dict[str, Callable[[Course, CriticConfig], Judged]] = {"gae": _gae, "vtrace": _vtrace, "bi_level_gae": _bi_level}
 # Those that read `log_ratio_T`, for which the policy is asked once more; they weigh a token for it themselves.
 OFF_POLICY = {"vtrace"}

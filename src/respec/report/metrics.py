@@ -73,6 +73,11 @@ METRICS: dict[str, Metric] = {
     "collect/carried_tokens": Metric("tokens", "count", "tokens trained on that were drawn in an earlier step"),
     "collect/left_tokens": Metric("tokens", "count", "tokens that the budget left over for the next step"),
     "collect/expired_tokens": Metric("tokens", "count", "tokens that had waited too long, and were thrown away"),
+    "group/spread": Metric("reward", "mean over groups", "standard deviation of the rewards in a group"),
+    "episode/turns": Metric("turns", "mean over rollouts", "the policy's turns in an episode"),
+    "rollout/repetition": Metric(
+        "share", "ratio of sums", "4-grams that a group's samples have written before, within turns"
+    ),
     "rollout/tokens_per_s": Metric("tokens/s", "ratio of sums", "tokens generated per second of generation"),
     "rollout/accepted_length": Metric(
         "tokens", "ratio of sums", "tokens per sequence and round; 1 without speculation"

@@ -172,7 +172,7 @@ def _histogram(run_dir: Path, recorded: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def _length(run_dir: Path, step: int) -> np.ndarray:
-    return np.array([len(kept.scored.rollout.token_T) for kept in records.read_kept(run_dir, step)], np.int64)
+    return np.array([kept.scored.rollout.drawn for kept in records.read_kept(run_dir, step)], np.int64)
 
 
 RATE_ROUNDS = 9

@@ -140,6 +140,10 @@ def write_rollouts(
         }
         if rollout.sampling is not None:
             tree["sampling"] = vars(rollout.sampling)
+        if rollout.turn_T is not None and rollout.turn_reward_K is not None:
+            tree["turn"] = rollout.turn_T.tolist()
+            tree["turn_reward"] = rollout.turn_reward_K.tolist()
+            tree["solved"] = rollout.solved
         if index < len(pieces):
             tree["pieces"] = list(pieces[index])
         lines.append(json.dumps(tree, ensure_ascii=True, separators=(",", ":")))
@@ -247,6 +251,9 @@ def _kept(tree: dict[str, Any]) -> KeptRollout:
         text=tree["text"],
         finish=tree["finish"],
         sampling=Sampling(**tree["sampling"]) if "sampling" in tree else None,
+        turn_T=np.array(tree["turn"], np.int32) if "turn" in tree else None,
+        turn_reward_K=np.array(tree["turn_reward"], np.float64) if "turn" in tree else None,
+        solved=tree.get("solved"),
     )
     reward = math.nan if tree["reward"] is None else tree["reward"]
     scored = ScoredRollout(rollout, reward, tree["part"], tuple(tree["fell_back"]))

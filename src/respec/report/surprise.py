@@ -62,7 +62,7 @@ def surprise(rollouts: Iterable[Rollout], sampling: Sampling) -> Surprise:
     under = {sampling, *(rollout.sampling for rollout in rollouts if rollout.sampling is not None)}
     if any(s.temperature == 0 or s.top_k or s.top_p < 1 or s.min_p for s in under):
         return Surprise()
-    parts = [-rollout.logprob_T.astype(np.float64) - rollout.entropy_T for rollout in rollouts if len(rollout.token_T)]
+    parts = [(-r.logprob_T.astype(np.float64) - r.entropy_T)[r.drawn_T] for r in rollouts if len(r.token_T)]
     gap_N = np.concatenate(parts) if parts else np.zeros(0)
     return Surprise(float(len(gap_N)), float(gap_N.sum()), float((gap_N**2).sum()))
 

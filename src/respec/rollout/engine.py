@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from respec.errors import CacheError, StaleError, TaskError
 from respec.models.decoder import Decoder
 from respec.rollout.draft.protocol import DraftContext, Drafter, FeatureDrafter, PolicyDrafter
-from respec.rollout.kv_cache import KVCache
+from respec.rollout.kv_cache import KVCache, allocated
 from respec.rollout.lenient import Lenience
 from respec.rollout.onlooker import Onlooker
 from respec.rollout.planner import DepthPlanner, Planner, planner_of
@@ -22,9 +22,23 @@ from respec.rollout.stats import reaching, stats_of
 from respec.rollout.stopping import Stopping
 from respec.rollout.target import Target
 from respec.rollout.tree import NOTHING, DraftTree, flatten
+from respec.rollout.turns import converse
 from respec.rollout.verify import Verdict
 from respec.rollout.verify_each import verify_each
-from respec.types import PLAIN, Ask, Load, Mode, Plan, Proposer, Rollout, RolloutStats, RoundRecord, Sampling, Version
+from respec.types import (
+    PLAIN,
+    Ask,
+    Load,
+    Mode,
+    Partner,
+    Plan,
+    Proposer,
+    Rollout,
+    RolloutStats,
+    RoundRecord,
+    Sampling,
+    Version,
+)
 
 OnRound = Callable[[RoundRecord], None]
 
@@ -88,22 +102,27 @@ class Engine:
         self._decoder = decoder
 
     def rollout(
-        self, asks: Sequence[Ask], sampling: Sampling, plan: Plan | Planner = PLAIN, on_round: OnRound | None = None
+        self,
+        asks: Sequence[Ask],
+        sampling: Sampling,
+        plan: Plan | Planner = PLAIN,
+        on_round: OnRound | None = None,
+        partner: Partner | None = None,
     ) -> tuple[tuple[Rollout, ...], RolloutStats]:
         """Draws `group` completions of each ask, every round under `plan` or what a planner says before it.
 
-        `on_round` is called after every decode round, for progress. Raises TaskError for an empty prompt, NonFiniteError for diverged
+        `on_round` is called after every decode round, for progress. With a `partner` the completions are episodes: a sequence that ends
+        its turn hears its environment's answer and goes on, its keys and drafts kept. Raises TaskError for an empty prompt, NonFiniteError for diverged
         weights, CacheError when the cache cannot be had or a plan has more nodes than `max_nodes`.
         """
         began = time.perf_counter()
         planner = planner_of(plan)
-        requests = self._requests(asks)
-        done, records = list[Request](), list[RoundRecord]()
+        requests, done, records = self._requests(asks), list[Request](), list[RoundRecord]()
         target = None
         if requests:
             target = Target(self._decoder, self._cache_for(requests, sampling), self._chunk, self._readers)
             scheduler = Scheduler(requests, target.cache, self._max_batch)
-            stopping = Stopping(self._tokenizer, self._eos, sampling)
+            stopping = Stopping(self._tokenizer, self._eos, sampling, partner is not None)
             onlooker = Onlooker(self.drafters, planner)
             try:
                 while scheduler.waiting or scheduler.active:
@@ -112,6 +131,8 @@ class Engine:
                     record = self._round(scheduler, target, sampling, planner, stopping, len(records))
                     records.append(record)
                     planner.observe(record)
+                    if partner is not None:
+                        converse(partner, scheduler.active, target, stopping, sampling, len(records) - 1)
                     ended = scheduler.retire()
                     onlooker.look(scheduler.active, ended, record.plan.drafter)
                     for request in ended:
@@ -153,13 +174,7 @@ class Engine:
         capacity += self._max_nodes if self.drafters else 0
         if self._cache is None or self._cache.slots < slots or self._cache.capacity < capacity:
             self._cache = None  # the old one's memory goes before the new one's comes
-            try:
-                self._cache = KVCache(self._decoder.shape, slots, capacity)
-            except RuntimeError as error:
-                raise CacheError(
-                    f"no memory for a KV cache of {slots} sequences of {capacity} tokens: {error}; lower rollout.max_batch or "
-                    "rollout.max_new_tokens"
-                ) from error
+            self._cache = allocated(self._decoder.shape, slots, capacity)
         return self._cache
 
     def _refresh(self, active: Sequence[Request], target: Target) -> None:
@@ -202,7 +217,7 @@ class Engine:
         load = self._load(scheduler, sampling)
         plan = planner.plan(load)
         planned_at = time.perf_counter()
-        trees = self._draft(active, target, sampling, plan, planner.depths())
+        trees = stopping.cut(self._draft(active, target, sampling, plan, planner.depths()))
         drafted_at = time.perf_counter()
         flat = flatten(active, trees)
         logits, taps = target.verify(flat)

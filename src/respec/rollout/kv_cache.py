@@ -106,3 +106,14 @@ class KVCache:
             raise StaleError(
                 f"slots {stale} hold keys of policy versions {self.version[stale].tolist()}, the policy is at {version}"
             )
+
+
+def allocated(shape: DecodeShape, slots: int, capacity: int) -> KVCache:
+    """A cache of `slots` sequences of `capacity` tokens. Raises CacheError when there is no memory for it."""
+    try:
+        return KVCache(shape, slots, capacity)
+    except RuntimeError as error:
+        raise CacheError(
+            f"no memory for a KV cache of {slots} sequences of {capacity} tokens: {error}; lower rollout.max_batch or "
+            "rollout.max_new_tokens"
+        ) from error

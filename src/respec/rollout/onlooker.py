@@ -77,7 +77,7 @@ class Onlooker:
         for request in requests:
             guess = guesses.get(request.order)
             if guess is not None and len(request.tokens) - guess.at >= grown:
-                ahead = request.tokens[guess.at : guess.at + self._depth]
+                ahead = request.drawn_from(guess.at)[: self._depth]
                 counted(
                     self._counts[name], len(ahead), min(len(guess.token_n), len(ahead)), common(guess.token_n, ahead)
                 )

@@ -60,19 +60,41 @@ def replay(drafter: LookUp, groups: Sequence[Sequence[Rollout]], depth: int, eno
 def _replay_group(
     drafter: LookUp, group: Sequence[Rollout], plan: Plan, counts: np.ndarray, enough: Callable[[], bool]
 ) -> None:
-    # a draft that reaches the length limit leaves the last place to the target's own token, as in decoding
-    playing = [(_beginning(r, len(group)), r.token_T.tolist(), len(r.token_T) - r.truncated) for r in group]
+    playing = [(_beginning(r, len(group)), r.token_T.tolist(), _turn_ends(r), r.truncated) for r in group]
     while playing and not enough():
-        limits = [min(plan.s, room - len(request.tokens)) for request, _, room in playing]
-        trees = drafter.propose([request for request, _, _ in playing], plan, limits, None)
-        for (request, text, _), limit, tree in zip(playing, limits, trees, strict=True):
-            ahead = text[len(request.tokens) :]
+        # a draft that reaches the length limit leaves the last place to the target's own token, as in decoding
+        limits = [
+            min(
+                plan.s,
+                ends[len(request.tokens)] - len(request.tokens) - (cut and ends[len(request.tokens)] == len(text)),
+            )
+            for request, text, ends, cut in playing
+        ]
+        trees = drafter.propose([request for request, *_ in playing], plan, limits, None)
+        for (request, text, ends, _), limit, tree in zip(playing, limits, trees, strict=True):
+            ahead = text[len(request.tokens) : ends[len(request.tokens)]]
             stood = common(tree.token_n, ahead)
             counted(counts, limit, len(tree.token_n), stood)
             request.tokens += ahead[: stood + 1]
             if stood + 1 >= len(ahead):
-                drafter.finish(request)
+                # what an environment says is given, not drawn
+                while len(request.tokens) < len(text) and not ends[len(request.tokens)]:
+                    request.tokens.append(text[len(request.tokens)])
+                if len(request.tokens) == len(text):
+                    drafter.finish(request)
         playing = [player for player in playing if len(player[0].tokens) < len(player[1])]
+
+
+def _turn_ends(rollout: Rollout) -> list[int]:
+    """For every token where its turn ends, one past its last token; 0 for what an environment said."""
+    drawn, ends = rollout.drawn_T.tolist(), [0] * len(rollout.token_T)
+    end = len(ends)
+    for place in reversed(range(len(ends))):
+        if drawn[place]:
+            ends[place] = end
+        else:
+            end = place
+    return ends
 
 
 def _beginning(rollout: Rollout, group: int) -> Request:

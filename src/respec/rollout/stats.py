@@ -27,7 +27,7 @@ def stats_of(
         verify_s=sum(record.verify_s for record in records),
         overhead_s=sum(record.overhead_s for record in records),
         prompt_tokens=target.prompt_tokens if target else 0,
-        tokens=sum(len(request.tokens) for request in done),
+        tokens=sum(request.drawn for request in done),
         drafted=sum(record.drafted for record in records),
         accepted=sum(record.accepted for record in records),
         sequence_rounds=sum(record.active for record in records),

@@ -59,6 +59,18 @@ class Target:
             if taps is not None:
                 self._tell(request, 0, taps)
 
+    def prefill_on(self, requests: Sequence[Request]) -> None:
+        """Writes the keys of what requests have been told since their last round, all but the pending token, behind those they have."""
+        began = time.perf_counter()
+        starts = [int(self.cache.length[request.slot]) for request in requests]
+        told = [request.known[start:-1] for request, start in zip(requests, starts, strict=True)]
+        for request, start, taps in zip(requests, starts, self._read(requests, told, starts), strict=True):
+            self.cache.length[request.slot] = request.length - 1
+            if taps is not None:
+                self._tell(request, start, taps)
+        self.prefill_s += time.perf_counter() - began
+        self.prompt_tokens += sum(map(len, told))
+
     def read_again(self, requests: Sequence[Request]) -> None:
         """Gives the readers the hidden states they lack of these requests: one pass over the tokens, which writes the same keys again."""
         missing = [r for r in requests if any(reader.observed(r) < r.length - 1 for reader in self.readers)]
@@ -99,11 +111,19 @@ class Target:
             if start <= held:
                 reader.observe(request, held, taps[held - start :])
 
-    def _read(self, requests: Sequence[Request], known: Sequence[Sequence[int]]) -> list[Tensor | None]:
+    def _read(
+        self, requests: Sequence[Request], known: Sequence[Sequence[int]], starts: Sequence[int] | None = None
+    ) -> list[Tensor | None]:
+        """Passes over these tokens of each request, which begin at `starts` (None: at its beginning)."""
+        begins = [0] * len(known) if starts is None else starts
         lengths = [len(tokens) for tokens in known]
         tokens = np.array([token for part in known for token in part], np.int64)
         slots = np.repeat(np.array([request.slot for request in requests], np.int64), lengths)
-        positions = np.concatenate([np.arange(n) for n in lengths]) if lengths else np.zeros(0, np.int64)
+        positions = (
+            np.concatenate([np.arange(s, s + n) for s, n in zip(begins, lengths, strict=True)])
+            if lengths
+            else np.zeros(0, np.int64)
+        )
         read = []
         for start in range(0, len(tokens), self.chunk):
             part = slice(start, start + self.chunk)

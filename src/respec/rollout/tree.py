@@ -59,6 +59,27 @@ class DraftTree:
             found.setdefault(parent, []).append(node)
         return {parent: tuple(nodes) for parent, nodes in found.items()}
 
+    def until(self, ends: frozenset[int]) -> DraftTree:
+        """Without what hangs on a token of `ends`: after those an environment speaks, which is not drafted."""
+        if ends.isdisjoint(self.token_n):
+            return self
+        place = {ROOT: ROOT}
+        for node, parent in enumerate(self.parent_n):
+            if parent in place and (parent == ROOT or self.token_n[parent] not in ends):
+                place[node] = len(place) - 1
+        kept = [node for node in place if node != ROOT]
+        return DraftTree(
+            tuple(self.token_n[node] for node in kept),
+            tuple(place[self.parent_n[node]] for node in kept),
+            self.proposer,
+            {
+                place[at]: law
+                for at, law in self.law.items()
+                if at in place and (at == ROOT or self.token_n[at] not in ends)
+            },
+            self.followed,
+        )
+
     def path(self, node: int) -> list[int]:
         """From the pending token's child down to the node."""
         nodes = []

@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 
 from respec.config import TaskConfig
+from respec.tasks.episodes import EpisodeReward
 from respec.tasks.reward import RewardWorker
 from respec.tasks.task import Task
 from respec.types import Rollout, ScoredRollout
@@ -45,9 +46,11 @@ class MixedReward:
         return tuple(found[i] for i in range(len(rollouts)))
 
 
-Reward = RewardWorker | MixedReward
+Reward = RewardWorker | MixedReward | EpisodeReward
 
 
 def reward_of(task: Task, config: TaskConfig) -> Reward:
     """What scores a task's rollouts, to be entered."""
+    if task.episodes is not None:
+        return EpisodeReward()
     return MixedReward(task, config) if task.parts else RewardWorker(task, config.reward)

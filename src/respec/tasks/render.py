@@ -88,6 +88,11 @@ class Renderer:
                 "task.template, or remove the setting"
             )
 
+    @property
+    def chat(self) -> bool:
+        """Whether a text is put into a chat template."""
+        return self._chat
+
     def render(self, row: Row) -> Rendered:
         """The text the model sees for a row. Raises TaskError if the template or the chat template cannot take it."""
         if isinstance(row.prompt, str):

@@ -15,6 +15,7 @@ from respec.config import TaskConfig
 from respec.errors import ConfigError, TaskError
 from respec.tasks.columns import need, scored_column
 from respec.tasks.draw import draw
+from respec.tasks.episodes import load_episodes
 from respec.tasks.functions import resolve_function
 from respec.tasks.mixture import mix
 from respec.tasks.process import WorkerProcess
@@ -22,7 +23,7 @@ from respec.tasks.render import Rendered, Renderer
 from respec.tasks.scorer import BUILT_IN, Scorer
 from respec.tasks.split import shuffled_for
 from respec.tasks.table import read_split
-from respec.types import Prompt
+from respec.types import Partner, Prompt, Shown
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Task:
 
     `train` holds rows 0..n-1 and `held_out` the rows after them; no prompt text is in both, and none is twice in either.
     `reward_min` is the least reward that the configured rewards declare, weights applied: built-in ones are in [0, 1], a
-    fallback value is itself, and a user function declares nothing and counts as 0. `notes` are lines for the user about the data.
+    fallback value is itself, and a user function declares nothing and counts as 0. `notes` are lines for the user about the data. Where
+    completions are episodes, `episodes` makes the environments of one rollout, which give the rewards too and declare no least one.
 
     Of a mixture, `parts` are its tasks by name, with the row ids that they have in the mixture, and `held_out` takes from all in turn.
     """
@@ -41,9 +43,10 @@ class Task:
     held_out: tuple[Prompt, ...]
     reward_min: float
     scorer: Scorer
-    solve: Callable[[int], tuple[tuple[Prompt, str], ...]]
+    solve: Callable[[int], tuple[tuple[Prompt, str | Shown], ...]]
     notes: tuple[str, ...] = ()
     parts: Mapping[str, Task] = field(default_factory=dict)
+    episodes: Callable[[], Partner] | None = None
 
     def score(self, prompt: Prompt, completion: str) -> float:
         """The dataset's own score of a completion, in [0, 1]. In this process and without a time limit."""
@@ -53,7 +56,7 @@ class Task:
         """The task of a mixture that a prompt is of, or this one itself."""
         return self.parts.get(prompt.task, self)
 
-    def worked(self, n: int) -> tuple[tuple[Prompt, str], ...]:
+    def worked(self, n: int) -> tuple[tuple[Prompt, str | Shown], ...]:
         """`n` prompts with their worked solutions, none of them held out; of a file or data set, at most what it has.
 
         Row ids go on after the held-out rows. Raises TaskError if the task has no worked solutions, if one cannot be
@@ -73,6 +76,10 @@ def load_task(config: TaskConfig, tokenizer: PreTrainedTokenizerBase, context_le
     _check_pattern(config.answer_pattern)
     solution = resolve_function(config.solution, "task.solution") if config.solution else None
     renderer = Renderer(config, tokenizer, context_length, max_new_tokens)
+    if config.kind == "env":
+        rows = load_episodes(config, renderer, tokenizer)
+        nothing = Scorer("answer")
+        return Task(config.env, rows.train, rows.held_out, float("-inf"), nothing, rows.solve, episodes=rows.episodes)
     if config.kind == "reasoning_gym":
         return _load_gym(config, renderer, solution)
     return _load_table(config, renderer, solution)
@@ -145,7 +152,7 @@ def _task(
     held: tuple[Rendered, ...],
     renderer: Renderer,
     scorer: Scorer,
-    solve: Callable[[int], tuple[tuple[Prompt, str], ...]],
+    solve: Callable[[int], tuple[tuple[Prompt, str | Shown], ...]],
     notes: tuple[str, ...] = (),
 ) -> Task:
     least = sum(

@@ -5,6 +5,7 @@ rollout's decode rounds. Everything after the engine reads rollouts in canonical
 """
 
 from respec.types.drawing import (
+    ENVIRONMENT,
     LAW,
     PLAIN,
     Ask,
@@ -19,12 +20,24 @@ from respec.types.drawing import (
     Stream,
     Version,
 )
-from respec.types.learning import Batch, CriticStats, EvalResult, Sample, ScoredRollout, UpdateStats, WarmupStats
+from respec.types.learning import (
+    Batch,
+    CriticStats,
+    EvalResult,
+    Sample,
+    ScoredRollout,
+    Shown,
+    UpdateStats,
+    WarmupStats,
+)
 from respec.types.rounds import Load, RolloutStats, RoundRecord
+from respec.types.turns import Answer, Partner
 
 __all__ = [
+    "ENVIRONMENT",
     "LAW",
     "PLAIN",
+    "Answer",
     "Ask",
     "Batch",
     "CriticStats",
@@ -33,6 +46,7 @@ __all__ = [
     "Load",
     "Message",
     "Mode",
+    "Partner",
     "Plan",
     "Prompt",
     "Proposer",
@@ -42,6 +56,7 @@ __all__ = [
     "Sample",
     "Sampling",
     "ScoredRollout",
+    "Shown",
     "Stream",
     "UpdateStats",
     "Version",

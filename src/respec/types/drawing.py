@@ -8,11 +8,12 @@ from enum import IntEnum
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float32, Int32, Shaped, UInt8
+from jaxtyping import Bool, Float32, Float64, Int32, Shaped, UInt8
 
-Finish = Literal["eos", "stop", "length"]
+Finish = Literal["eos", "stop", "length", "done"]
 Mode = Literal["matching", "rejection", "lossy"]
 Message = Mapping[str, str]
+ENVIRONMENT = -1  # the turn of a token that the policy did not draw
 LAW = np.dtype([("token", np.int32), ("logp", np.float32)])  # a distribution's likely tokens, in mode `lossy`
 
 
@@ -71,7 +72,8 @@ class Sampling:
     """How tokens are drawn. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off.
 
     `stop` are strings that end a completion (the text is cut before them, the tokens up to and including the one
-    that completes the string stay); `stop_token_ids` end it like EOS and are kept.
+    that completes the string stay); `stop_token_ids` end it like EOS and are kept. In an episode these end a turn: there
+    `max_new_tokens` is for all turns together, with what the environment says, and `max_turn_tokens` is a turn's own limit (0: none).
     """
 
     max_new_tokens: int
@@ -81,6 +83,7 @@ class Sampling:
     min_p: float = 0.0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    max_turn_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,10 @@ class Rollout:
     the engine's decode round. EOS, when drawn, is the last token. Only in mode `lossy`: `weight_T` multiplies a token's loss (None: 1
     everywhere), `law_TK` (dtype LAW) has the target's most probable tokens at its place, the token itself among them. `sampling`, where it was
     drawn under settings of its own (None: under the rollout's).
+
+    Only of an episode, whose completion is turns of the policy with what the environment said between them: `turn_T` is the turn that a
+    token was drawn in, or ENVIRONMENT, where log-probability and entropy are 0; `turn_reward_K` what each turn earned; `solved` whether
+    the environment was. An episode that its environment ended has the finish `done`.
     """
 
     prompt: Prompt
@@ -139,6 +146,19 @@ class Rollout:
     weight_T: Float32[np.ndarray, "T"] | None = None
     law_TK: Shaped[np.ndarray, "T K"] | None = None
     sampling: Sampling | None = None
+    turn_T: Int32[np.ndarray, "T"] | None = None
+    turn_reward_K: Float64[np.ndarray, "K"] | None = None
+    solved: bool | None = None
+
+    @property
+    def drawn_T(self) -> Bool[np.ndarray, "T"]:
+        """Which tokens the policy drew: all but what an environment said. These are what is learned from."""
+        return np.ones(len(self.token_T), bool) if self.turn_T is None else self.turn_T != ENVIRONMENT
+
+    @property
+    def drawn(self) -> int:
+        """How many tokens the policy drew."""
+        return int(self.drawn_T.sum())
 
     @property
     def truncated(self) -> bool:

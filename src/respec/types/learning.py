@@ -47,7 +47,7 @@ class Sample:
 class Batch:
     """Sequences packed end to end, without padding. Made by `policy.pack`, read by the policy learner.
 
-    N tokens of S sequences; C of them are completion tokens. `predict_C[i]` is the index in 0..N-1 of the token whose
+    N tokens of S sequences; C of them are completion tokens that the policy drew. `predict_C[i]` is the index in 0..N-1 of the token whose
     hidden state predicts completion token i; `sequence_C[i]` says which of the S sequences it belongs to. Log-probabilities are
     named after three policies, always: `rollout` (what sampled, truncation included), `old` (before the step), and the one being
     trained, `theta`, which the learner computes. `weight_C` multiplies each token's loss. `reference_C`: log-probabilities under the
@@ -102,6 +102,17 @@ class CriticStats:
     grad_norm: float
     lr: float
     wall_s: float
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A completion to be imitated, in tokens, of which only those that are `own` are learned: an episode shown from its first turn to its last.
+
+    Made by `tasks.episodes`, read by the warm-up.
+    """
+
+    token_ids: tuple[int, ...]
+    own: tuple[bool, ...]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Environments that speak text: each a class with `reset(seed)` and `step(text)`, one a file, in pure Python."""
