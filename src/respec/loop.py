@@ -76,13 +76,14 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 view.say(note)
             learner = PolicyLearner(policy, config.policy, config.run.steps, config.rollout.max_new_tokens)
             checkpoint = latest_checkpoint(run.path, view.say)
-            step, earlier_s, drafter_state = take_up(run, checkpoint, policy, learner, view)
+            step, earlier_s, state = take_up(run, checkpoint, policy, learner, view)
             if checkpoint is None:
                 begin(config, policy, task, view)
                 save(run, policy, learner, None, 0, view)
             stages = build(config, policy, task, reward, view, version=step)
             remember(stages, run)
-            online = online_learner(config, policy, stages.engine, stages.planner, view.say, drafter_state)
+            stages.planner.load_state_dict(state.get("sentinel", {}))
+            online = online_learner(config, policy, stages.engine, stages.planner, view.say, state.get("drafter"))
             if run.last_step is None:
                 record_start(stages, run)
             tokens = tokens_so_far(run.read_metrics())
@@ -105,7 +106,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 minutes = (time.monotonic() - saved_at) / 60
                 due = _every(config.checkpoint.every_steps, step) or 0 < config.checkpoint.every_minutes <= minutes
                 if finished or due or stop():
-                    save(run, policy, learner, online, step, view)
+                    save(run, policy, learner, online, step, view, stages.planner)
                     keep_controller(stages, run)
                     saved_at = time.monotonic()
             view.phase("report")

@@ -15,6 +15,7 @@ from respec.policy.warmup import warm_up
 from respec.report.live import View
 from respec.report.metrics import checked
 from respec.report.run_dir import RunDir
+from respec.sentinel import Sentinel
 from respec.stages import Stages
 from respec.tasks.task import Task
 from respec.weights.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -22,13 +23,13 @@ from respec.weights.checkpoint import Checkpoint, load_checkpoint, save_checkpoi
 
 def take_up(
     run: RunDir, checkpoint: Checkpoint | None, policy: Policy, learner: PolicyLearner, view: View
-) -> tuple[int, float, Mapping[str, Any] | None]:
-    """Puts the run back to its last checkpoint; returns its step, the seconds spent until then and the drafter learner's state."""
+) -> tuple[int, float, Mapping[str, Any]]:
+    """Puts the run back to its last checkpoint; returns its step, the seconds spent until then and the state of all that learns."""
     if checkpoint is None:
         if run.last_step is not None:
             view.say("no checkpoint was written before the last stop: the run begins again")
         run.cut_back(-1)
-        return 0, 0.0, None
+        return 0, 0.0, {}
     state = load_checkpoint(checkpoint, policy)
     learner.load_state_dict(state)
     last = run.last_step if run.last_step is not None else checkpoint.step
@@ -42,7 +43,7 @@ def take_up(
     for record in run.read_metrics():
         view.step(record.step, record.metrics, past=True)
     spent_s = sum(record.metrics.get("time/step_s", 0.0) for record in run.read_metrics())
-    return checkpoint.step, spent_s, state.get("drafter")
+    return checkpoint.step, spent_s, state
 
 
 def begin(config: Config, policy: Policy, task: Task, view: View) -> None:
@@ -71,10 +72,18 @@ def record_start(stages: Stages, run: RunDir) -> None:
 
 
 def save(
-    run: RunDir, policy: Policy, learner: PolicyLearner, online: OnlineLearner | None, step: int, view: View
+    run: RunDir,
+    policy: Policy,
+    learner: PolicyLearner,
+    online: OnlineLearner | None,
+    step: int,
+    view: View,
+    sentinel: Sentinel | None = None,
 ) -> None:
     view.phase("checkpoint")
     state = {**learner.state_dict(), **({"drafter": online.state_dict()} if online is not None else {})}
+    if sentinel is not None:
+        state["sentinel"] = sentinel.state_dict()
     save_checkpoint(run.path, step, policy, state, {"step": step}, run.config.checkpoint.keep)
     if online is not None:
         online.save(run)

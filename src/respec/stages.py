@@ -72,7 +72,8 @@ def build(config: Config, policy: Policy, task: Task, reward: RewardWorker, view
         config.speculation, decoder, policy.tokenizer, drafters, config.rollout.max_batch, prompt + config.rollout.max_new_tokens // 4, view.say
     )  # fmt: skip
     first = partial(first_head, config.speculation, policy) if config.speculation.drafter_path else None
-    return Stages(config, policy, task, engine, Sentinel(planner, engine.drafters, view.say, first), reward, view)
+    sentinel = Sentinel(planner, engine.drafters, view.say, first, remembers=config.speculation.mode == "rejection")
+    return Stages(config, policy, task, engine, sentinel, reward, view)
 
 
 def asks_of_step(train: Sequence[Prompt], config: Config, step: int) -> tuple[Ask, ...]:
