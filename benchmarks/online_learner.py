@@ -94,7 +94,12 @@ def follow(config: Config, folder: Path, every: int, first: int) -> dict[str, An
     rows, scored = list[dict[str, Any]](), ()
     with RewardWorker(task, config.task.reward) as reward:
         for step in range(1, config.run.steps + 1):
-            asks = asks_from(order_of(task, config), config, (step - 1) * config.rollout.prompts_per_step, config.rollout.prompts_per_step)
+            asks = asks_from(
+                order_of(task, config),
+                config,
+                (step - 1) * config.rollout.prompts_per_step,
+                config.rollout.prompts_per_step,
+            )
             measured = step % every == 0 or step == 1
             lengths, rollouts = dict[str, float](), None
             for name, follower in followers.items() if measured else [("kl", followers["kl"])]:
@@ -207,7 +212,15 @@ def timing(config: Config, folder: Path, blocks: int, length: int) -> dict[str, 
             nonlocal step
             step += 1
             began = time.perf_counter()
-            rollouts, stats = follower.draw(asks_from(order_of(task, config), config, (step - 1) * config.rollout.prompts_per_step, config.rollout.prompts_per_step), config)
+            rollouts, stats = follower.draw(
+                asks_from(
+                    order_of(task, config),
+                    config,
+                    (step - 1) * config.rollout.prompts_per_step,
+                    config.rollout.prompts_per_step,
+                ),
+                config,
+            )
             drawn_at = time.perf_counter()
             samples = advantages(reward.score(rollouts), resolve(config.policy).estimator)
             watch = follower.online.watch(samples, step) if follower.online else None

@@ -112,7 +112,8 @@ def _equivalence(runs: Sequence[Run]) -> None:
             for figure in (_whole, _accuracy):
                 of = [ways[way]] if way in ways else list(ways.values())
                 gaps = [
-                    np.mean([figure(r) for chosen in of for r in chosen if r["seed"] == seed]) - figure(plain[seed])
+                    float(np.mean([figure(r) for chosen in of for r in chosen if r["seed"] == seed]))
+                    - figure(plain[seed])
                     for seed in seeds
                 ]
                 same, power = equivalent(gaps)

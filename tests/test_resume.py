@@ -112,6 +112,8 @@ def test_dynamic_sampling_and_a_budget_go_on_where_they_were(tmp_path):
     assert json.loads((whole / "summary.json").read_text())["tokens_identical"] is True
     one, other = (load_file(path / "checkpoints/000006/model.safetensors") for path in (folder, whole))
     assert all((one[name] == other[name]).all() for name in one)
+
+
 PPO = (
     "policy.algorithm=ppo", "rollout.group_size=1", "rollout.prompts_per_step=6", "policy.minibatches=2", "policy.lr=1e-3",
     "critic.head_start=1", "critic.lr=1e-3", "run.compare_plain_every=0",
@@ -137,6 +139,8 @@ def test_the_critic_goes_on_where_it_was(tmp_path):
 def test_a_group_of_one_is_refused_where_groups_are_compared(tmp_path):
     done = run(tmp_path / "run", "rollout.group_size=1")
     assert done.returncode == 2 and "as estimator 'group' does; use 2 or more (got 1)" in done.stderr
+
+
 LORA = (
     "policy.lora.r=4", "policy.lora.dora=true", "policy.lr=1e-2", "policy.gradient_checkpointing=true", "run.steps=4", "task.eval_size=4",
     "eval.every=0", "policy.estimator=batch_whitened",
@@ -157,6 +161,8 @@ def test_an_adapter_is_taken_up_where_it_was_and_the_run_ends_with_it_in_its_fol
     assert sum(file.stat().st_size for file in step.iterdir()) < 14e6 / 3, "no weights of the base"
     compared = [line for line in recorded(whole)[0] if "rollout/tokens_identical" in line]
     assert len(compared) == 2 and all(line["rollout/tokens_identical"] == 1.0 for line in compared)
+
+
 def test_an_engine_that_is_behind_has_the_same_weights_after_a_resume(tmp_path):
     """Weights go to the engine after steps 4 and 6; the run is killed and taken up between."""
     whole, folder = tmp_path / "whole", tmp_path / "killed"

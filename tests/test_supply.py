@@ -101,8 +101,8 @@ def test_by_default_a_step_learns_from_all_that_it_draws() -> None:
 
 def test_dynamic_sampling_fills_the_step_with_the_first_groups_that_have_spread() -> None:
     supply = Supply(configured(policy__algorithm="dapo"), walk(), silent)
-    walk = Supply(configured(rollout__prompts_per_step=10), walk(), silent)
-    order = list(dict.fromkeys(key for step in (1, 2, 3) for key in _in_prompt_order(walk, step)))
+    twin = Supply(configured(rollout__prompts_per_step=10), walk(), silent)
+    order = list(dict.fromkeys(key for step in (1, 2, 3) for key in _in_prompt_order(twin, step)))
     good = [key for key in order if (key[0] + key[1]) % 3]
     place, taken = 0, []
     for step in (1, 2, 3):

@@ -189,7 +189,9 @@ def _step(
     learn_histories(stages.engine, made.rollout_R)
     ended = time.perf_counter()
     own = surprise(made.rollout_R, config.rollout.sampling())
-    metrics = metrics_of(made, scored, update, stages.reward.names, own) | of_terms(update.term, held, taught) | criticized
+    metrics = (
+        metrics_of(made, scored, update, stages.reward.names, own) | of_terms(update.term, held, taught) | criticized
+    )
     metrics |= distilled | share_of(distilled, ended - began) | supplied(supply.counts) | data_metrics(supply.order) | {
         "time/reward_s": made.reward_s, "time/weights_s": ended - swapped_at, "time/step_s": ended - began,
         "time/training_s": update.wall_s - (watch.wall_s if watch is not None else 0.0),

@@ -12,7 +12,7 @@ from respec.adaptive import make_planner
 from respec.config import Config, ModelConfig, SpeculationConfig, TaskConfig
 from respec.drafting import make_drafters
 from respec.errors import ConfigError
-from respec.models.load import Policy, load_policy
+from respec.models.load import load_policy
 from respec.policy.warmup import warm_up
 from respec.report.live import View
 from respec.report.provenance import usable_cores

@@ -112,6 +112,8 @@ class WidestLogits(TorchDispatchMode):
 def widest_logits() -> type[WidestLogits]:
     """`with widest_logits() as seen: ...`; then `seen.rows`."""
     return WidestLogits
+
+
 @dataclass(frozen=True)
 class Learned:
     """The loss of a batch, and its gradient by parameter."""

@@ -117,7 +117,7 @@ def test_worked_chain_sums_score_full_marks(tokenizer):
         solution="respec.tasks.worked:chain_sum",
     )
     task = load_task(config, tokenizer, 1000, 16)
-    assert all(task.score(prompt, solution) == 1.0 for prompt, solution in task.worked(50))
+    assert all(task.score(prompt, str(solution)) == 1.0 for prompt, solution in task.worked(50))
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ class PolicyConfig(Room):
 
     algorithm: Literal[
         "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gspo", "cispo", "dapo", "c3po", "ppo", "starpo", "starpo_s"
+    ] = "grpo"  # fmt: skip
     estimator: str | None = None
     surrogate: str | None = None
     aggregation: str | None = None

@@ -120,9 +120,9 @@ def _course(
             reward_T[np.flatnonzero(rollout.turn_T == turn)[-1]] += earned
         reward -= float(rollout.turn_reward_K.sum())
     reward_T[np.flatnonzero(drawn_T)[-1:]] += reward
-    turn_T = np.zeros(len(drawn_T), np.int64) if rollout.turn_T is None else rollout.turn_T
+    turn_T = rollout.turn_T[drawn_T] if rollout.turn_T is not None else None
     after = float(value_T1[-1]) if bootstrap and rollout.truncated else 0.0
-    return Course(reward_T[drawn_T], value_T1[:-1][drawn_T], after, log_ratio_T[drawn_T], turn_T[drawn_T])
+    return Course(reward_T[drawn_T], value_T1[:-1][drawn_T], after, log_ratio_T[drawn_T], turn_T)
 
 
 def _spread(part: Float64[np.ndarray, "D"], drawn_T: Bool[np.ndarray, "T"]) -> Float32[np.ndarray, "T"]:

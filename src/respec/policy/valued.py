@@ -24,14 +24,14 @@ class Course:
 
     `reward_T` is what a step earned, `value_T` what the critic expected before it. `after` is the value of the state after the last step: 0
     where the completion ended there. `log_ratio_T` is log(old / rollout): 0 where the policy that sampled is the one that learns. `turn_T`: the turn
-    of an episode that a step was in, 0 throughout where completions are not episodes.
+    of an episode that a step was in; None where completions are not episodes.
     """
 
     reward_T: Steps
     value_T: Steps
     after: float
     log_ratio_T: Steps
-    turn_T: Int[np.ndarray, "T"]
+    turn_T: Int[np.ndarray, "T"] | None = None
 
 
 @dataclass(frozen=True)
@@ -89,13 +89,25 @@ def _vtrace(course: Course, config: CriticConfig) -> Judged:
 
 
 def _bi_level(course: Course, config: CriticConfig) -> Judged:
-    reward_K = np.bincount(course.turn_T, course.reward_T)
+    turn_T = np.zeros(len(course.reward_T), np.int64) if course.turn_T is None else course.turn_T
+    reward_K = np.bincount(turn_T, course.reward_T)
     advantage_T = bi_level_gae(
-        reward_K, course.value_T, course.turn_T, config.turn_gamma, config.turn_lam, config.gamma, config.lam, course.after
+        reward_K,
+        course.value_T,
+        turn_T,
+        config.turn_gamma,
+        config.turn_lam,
+        config.gamma,
+        config.lam,
+        course.after,
     )
     return Judged(advantage_T, course.value_T + advantage_T)
 
 
-VALUED: dict[str, Callable[[Course, CriticConfig], Judged]] = {"gae": _gae, "vtrace": _vtrace, "bi_level_gae": _bi_level}
+VALUED: dict[str, Callable[[Course, CriticConfig], Judged]] = {
+    "gae": _gae,
+    "vtrace": _vtrace,
+    "bi_level_gae": _bi_level,
+}
 # Those that read `log_ratio_T`, for which the policy is asked once more; they weigh a token for it themselves.
 OFF_POLICY = {"vtrace"}

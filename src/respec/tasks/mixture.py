@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from respec.config import TaskConfig
 from respec.errors import TaskError
 from respec.tasks.leakage import words_in
-from respec.types import Prompt
+from respec.types import Prompt, Shown
 
 if TYPE_CHECKING:
     from respec.tasks.task import Task
@@ -70,9 +70,9 @@ def _in_turn(parts: Sequence[Sequence[Prompt]]) -> tuple[Prompt, ...]:
     return tuple(prompt for prompt in chain.from_iterable(zip_longest(*parts)) if prompt is not None)
 
 
-def _worked(parts: Mapping[str, Task], weights: Mapping[str, float], n: int) -> tuple[tuple[Prompt, str], ...]:
+def _worked(parts: Mapping[str, Task], weights: Mapping[str, float], n: int) -> tuple[tuple[Prompt, str | Shown], ...]:
     """Worked solutions of the tasks that have some, in proportion to their weights. Raises TaskError where none has."""
-    found, reasons, total = list[tuple[tuple[Prompt, str], ...]](), list[str](), sum(weights.values())
+    found, reasons, total = list[tuple[tuple[Prompt, str | Shown], ...]](), list[str](), sum(weights.values())
     for name, part in parts.items():
         share = round(n * weights[name] / total)
         try:
