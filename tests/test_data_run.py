@@ -120,7 +120,7 @@ def test_a_run_that_dies_and_goes_on_is_as_if_it_had_not(whole: Path, tmp_path: 
         load_file(folder / "run" / "checkpoints" / f"{STEPS:06d}" / "optimizer.safetensors")
         for folder in (whole, tmp_path)
     ]
-    assert any(name.startswith("difficulty/") for name in kept[0])
+    assert any(name.startswith("supply/order/difficulty/") for name in kept[0])
     assert all((kept[0][name] == kept[1][name]).all() for name in kept[0])
 
 

@@ -94,7 +94,7 @@ def test_draws_of_one_row_are_groups_of_their_own(make_rollout) -> None:
 
 
 def test_refusals(make_rollout) -> None:
-    with pytest.raises(ConfigError, match="no 'gea'; known: batch_whitened, gae, group,"):
+    with pytest.raises(ConfigError, match="no 'gea'; known: batch_whitened, bi_level_gae, gae, group,"):
         advantages(scored(make_rollout, [[1.0, 0.0]]), "gea")
     for estimator in GROUP_RELATIVE:
         with pytest.raises(ConfigError, match="row 0 has one sample"):

@@ -35,7 +35,7 @@ def test_a_factor_set_by_hand_wins() -> None:
     [
         (
             "estimator",
-            "batch_whitened, gae, group, group_centred_batch_whitened, group_without_std, leave_one_out, vtrace",
+            "batch_whitened, bi_level_gae, gae, group, group_centred_batch_whitened, group_without_std, leave_one_out, vtrace",
         ),
         ("surrogate", "cispo, gspo, ppo_clip, reinforce"),
         ("aggregation", "budget, constant, sequence_mean, token_mean"),

@@ -169,7 +169,7 @@ class Engine:
     def _cache_for(self, requests: Sequence[Request], sampling: Sampling) -> KVCache:
         """The cache of the last rollout if it is large enough, else a new one."""
         slots = min(self._max_batch, len(requests))
-        capacity = max(request.length + request.remaining(sampling) for request in requests)
+        capacity = max(request.length + request.under(sampling).max_new_tokens for request in requests)
         # a branching draft lies behind the sequence node by node, however shallow it is
         capacity += self._max_nodes if self.drafters else 0
         if self._cache is None or self._cache.slots < slots or self._cache.capacity < capacity:

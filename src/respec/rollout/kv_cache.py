@@ -49,6 +49,13 @@ class KVCache:
         self.length[slot], self.version[slot] = 0, version
         return slot
 
+    def hold(self, index_M: Int64[np.ndarray, "M"]) -> None:
+        """Raises CacheError where keys would be written past a slot's end: native kernels would write them into whatever lies there."""
+        if len(index_M) and int(index_M.max()) >= self.capacity:
+            raise CacheError(
+                f"a key for index {int(index_M.max())} of slots that hold {self.capacity}; this is a fault of the engine"
+            )
+
     def release(self, slot: int) -> None:
         """Gives a slot back; its entries can no longer be read."""
         if slot in self._free:

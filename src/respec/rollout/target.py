@@ -81,6 +81,7 @@ class Target:
 
     def verify(self, flat: FlatTrees) -> tuple[Float[Tensor, "M V"], Float[Tensor, "M taps*hidden"] | None]:
         """Logits after every pending token and draft node, and the hidden states at them."""
+        self.cache.hold(flat.position_M if flat.branches is None else flat.branches.write_M)
         done = self.decoder.hidden(flat.token_M, flat.slot_M, flat.position_M, self.cache, flat.branches, self.taps)
         return self.decoder.logits(done.hidden), done.taps
 
@@ -125,6 +126,7 @@ class Target:
             else np.zeros(0, np.int64)
         )
         read = []
+        self.cache.hold(positions)
         for start in range(0, len(tokens), self.chunk):
             part = slice(start, start + self.chunk)
             done = self.decoder.hidden(tokens[part], slots[part], positions[part], self.cache, None, self.taps)
