@@ -110,9 +110,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--head", type=Path, required=True)
     parser.add_argument("--runs", type=Path, default=Path("runs/curves"), help="where finished runs are kept")
-    parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--prompts", type=int, default=6, help="of a step, each drawn from 8 times")
-    parser.add_argument("--lr", type=float, default=3e-4, help="the policy's: it is to move away from the frozen head")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--prompts", type=int, default=8, help="of a step, each drawn from 8 times")
+    parser.add_argument(
+        "--lr", type=float, default=1.5e-4, help="the policy's: it is to move away from the frozen head"
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--verifiers", nargs="+", default=["matching", "rejection", "lenient"])
     parser.add_argument("--out", type=Path)
@@ -123,18 +125,14 @@ def main() -> None:
     asked.runs.mkdir(parents=True, exist_ok=True)
     common = [
         f"run.steps={asked.steps}", "run.threads=1", "run.compare_plain_every=0", f"rollout.prompts_per_step={asked.prompts}",
-        f"policy.lr={asked.lr}", "speculation.s=4", "eval.every=0", "eval.final_items=1", "checkpoint.every_steps=0", "report.tensorboard=false",
+        f"policy.lr={asked.lr}", "rollout.max_batch=32", "speculation.s=4", "eval.every=0", "eval.final_items=1", "checkpoint.every_steps=0", "report.tensorboard=false",
     ]  # fmt: skip
     drafted, seeds = [way for way in WAYS if way != "plain"], range(asked.seeds)
     # seed by seed, so that what there is at any time is balanced
-    wanted = [("matching", way, 0) for way in drafted] + [
-        cell
-        for seed in seeds
-        for cell in [
-            ("matching", "plain", seed),
-            *((v, w, seed) for v, w in itertools.product(("rejection", "lenient"), drafted)),
-        ]
-    ]
+    wanted = list[tuple[str, str, int]]()
+    for seed in seeds:
+        wanted += [("matching", way, seed) for way in (WAYS if seed == 0 else ("plain",))]
+        wanted += [(v, w, seed) for v, w in itertools.product(("rejection", "lenient"), drafted)]
     runs = [run(*cell, asked.head, common, asked.runs) for cell in wanted if cell[0] in asked.verifiers]
     result = {
         "what": "reward curves by way to draft and to verify", "lenience": LENIENCE, "steps": asked.steps, "prompts_per_step": asked.prompts,
