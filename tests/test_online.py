@@ -162,7 +162,8 @@ def same(a: EagleHead, b: EagleHead) -> bool:
 
 @pytest.mark.parametrize("sets", [("drafter.minibatches=2",), ("drafter.async_steps=1",), ("drafter.gate=0.1",)])
 def test_an_update_that_is_not_finite_is_told_and_the_run_goes_on_with_the_head_before(head, examples, sets):
-    bad = dataclasses.replace(examples[0], taps_LT=examples[0].taps_LT * torch.nan)
+    # finite, and too large for a product of them to be
+    bad = dataclasses.replace(examples[0], taps_LT=torch.full_like(examples[0].taps_LT, 3e38))
     ours = Learning(head, *sets)
     found = [ours.update([*examples[1:8], bad], 1)]
     ours.online.state_dict()
@@ -174,6 +175,22 @@ def test_an_update_that_is_not_finite_is_told_and_the_run_goes_on_with_the_head_
     later = [ours.update(examples[8:], step) for step in (3, 4)]
     assert [line["drafter/failed"] for line in later] == [0, 0]
     assert len(ours.lines) == 1 and (ours.drafter.version > 0 or "gate" in sets[0])
+
+
+@pytest.mark.parametrize("sets", [(), ("drafter.replay=1",), ("drafter.gate=0.01",)])
+@pytest.mark.parametrize("part", ["taps_LT", "p_CK"])
+def test_rollouts_that_are_not_finite_are_left_out_and_counted_and_never_come_again(head, examples, sets, part):
+    bad = dataclasses.replace(examples[0], **{part: getattr(examples[0], part) * torch.nan})
+    ours, without = Learning(head, *sets), Learning(head, *sets)
+    for step, some in enumerate((examples[1:8], examples[8:12], examples[12:]), 1):
+        mixed = [*some[:2], bad, *some[2:]] if step < 3 else some
+        found, clean = ours.update(mixed, step), without.update(some, step)
+        assert found["drafter/left_out"] == (step < 3) and found["drafter/failed"] == 0
+        assert found["drafter/replay_mb"] == clean["drafter/replay_mb"]
+    assert same(ours.online.head, without.online.head) and ours.drafter.version == without.drafter.version
+    assert len(ours.lines) == 2 and "1 of 8 rollouts" in ours.lines[0]
+    # where there is nothing else there is no update, and the run goes on
+    assert ours.update([bad], 4)["drafter/updated"] == 0
 
 
 @pytest.mark.parametrize("sets", [(), ("drafter.every=2",), ("drafter.replay=1",), ("drafter.gate=0.9",)])

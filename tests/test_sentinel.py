@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load, save
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
@@ -28,7 +31,7 @@ from respec.rollout.engine import Engine
 from respec.sentinel import Sentinel
 from respec.speculation.decision import Decision
 from respec.speculation.explain import explain
-from respec.types import Ask, Plan, Prompt, Rollout, Sampling, Stream
+from respec.types import PLAIN, Ask, Plan, Prompt, Rollout, Sampling, Stream
 from respec.weights.publish import publish
 from respec.weights.swap import swap
 
@@ -246,7 +249,8 @@ def test_a_first_head_that_cannot_be_read_any_more_does_not_end_the_run(taught):
         raise ModelError("it is gone")
 
     scene = scene_of(taught, lines := list[str]())
-    scene.sentinel._first = gone
+    assert scene.sentinel._heads is not None
+    scene.sentinel._heads._first = gone
     collapsed(taught, scene, "packed weights scrambled")
     assert len(lines) == 1 and "off until the next swap" in lines[0]
 
@@ -260,3 +264,79 @@ def test_a_head_that_has_learned_much_is_taken_up_from_its_checkpoint(taught):
     state = {**learner(scene, far).state_dict(), "version": 7, "learned_from": 6}
     learner(scene, taught.head).load_state_dict(state)
     assert (scene.drafter.version, scene.drafter.learned_from) == (7, 6) and not lines
+
+
+def in_rejection(taught: Taught, version: int) -> Scene:
+    drafter = EagleDrafter(taught.head, torch.float32)
+    engine = Engine(
+        publish(taught.policy, "float32", version), taught.policy.tokenizer, (1,), 3, 16, drafters=(drafter,), mode="rejection"
+    )  # fmt: skip
+    sentinel = Sentinel(CHAIN, engine.drafters, lambda line: None, lambda: copy.deepcopy(taught.head), float, True)
+    return Scene(engine, drafter, sentinel, copy.deepcopy(taught.head))
+
+
+def drawn(scene: Scene, step: int) -> list[list[int]]:
+    return [r.token_T.tolist() for r in scene.engine.rollout(asks(step), SAMPLING, scene.sentinel.under(SAMPLING))[0]]
+
+
+def through_disk(state: dict[str, Any]) -> dict[str, Any]:
+    """As a checkpoint gives it back: tensors by safetensors, numbers by JSON."""
+    if not all(isinstance(value, dict) for value in state.values()):
+        tensors = load(save({key: value for key, value in state.items() if isinstance(value, torch.Tensor)}))
+        numbers = json.loads(json.dumps({k: v for k, v in state.items() if not isinstance(v, torch.Tensor | dict)}))
+        return {**tensors, **numbers, **{k: through_disk(v) for k, v in state.items() if isinstance(v, dict)}}
+    return {key: through_disk(value) for key, value in state.items()}
+
+
+@pytest.mark.parametrize("fault", ["head of another policy", "hidden states of the layers swapped"])
+def test_in_rejection_a_run_that_goes_on_draws_as_one_whose_sentinel_has_stepped_in(taught, fault):
+    """Law 8 where tokens depend on who drafts: a head was taken at the door, did well, and a later one failed in the step before the stop."""
+    whole = in_rejection(taught, 0)
+    whole.offer(updated(taught.head, 0.05, 1))
+    for step in range(2):
+        drawn(whole, step)
+        swap(whole.engine, taught.policy, "float32", step + 1)
+        whole.offer(updated(taught.head, 0.05, 2 + step))
+    FAULTS[fault].strike(whole)
+    drawn(whole, 2)
+    assert len(whole.sentinel.take_alarms()) == 1
+    # published anew, and evaluated, before the checkpoint
+    swap(whole.engine, taught.policy, "float32", 3)
+    drawn(whole, 0)
+    state = through_disk(whole.sentinel.state_dict())
+    resumed, forgetful = in_rejection(taught, 3), in_rejection(taught, 3)
+    resumed.sentinel.load_state_dict(state)
+    assert (resumed.drafter.version, resumed.drafter.learned_from) == (
+        whole.drafter.version,
+        whole.drafter.learned_from,
+    )
+    expected = drawn(whole, 3)
+    assert drawn(resumed, 3) == expected
+    assert drawn(forgetful, 3) != expected, "the head in use makes no difference: this test shows nothing"
+    for scene in (whole, resumed):
+        swap(scene.engine, taught.policy, "float32", 4)
+        FAULTS["head of another policy"].strike(scene)
+    # what is expected, and to whom it comes back, are the same
+    assert drawn(whole, 1) == drawn(resumed, 1)
+    alarms = [scene.sentinel.take_alarms() for scene in (whole, resumed)]
+    assert alarms[0] == alarms[1] and len(alarms[0]) == 1 and "drafts again" in alarms[0][0]
+
+
+def test_a_drafter_that_is_off_stays_off_until_the_next_swap(taught):
+    """Evaluation comes between the swap and the checkpoint: what fails in it is off in the steps after."""
+    whole = in_rejection(taught, 0)
+    collapsed(taught, whole, "hidden states of the layers swapped")
+    assert whole.sentinel.take_alarms()
+    resumed = in_rejection(taught, 2)
+    resumed.sentinel.load_state_dict(through_disk(whole.sentinel.state_dict()))
+    for plans in ([scene.sentinel.plan(whole.sentinel._load) for scene in (whole, resumed)],):
+        assert plans == [PLAIN, PLAIN]
+
+
+def test_where_tokens_do_not_depend_on_it_there_is_no_state(taught):
+    scene = scene_of(taught, list[str]())
+    scene.offer(updated(taught.head))
+    assert scene.sentinel.state_dict() == {}
+    before = scene.drafter.snapshot
+    scene.sentinel.load_state_dict({})
+    assert scene.drafter.snapshot is before

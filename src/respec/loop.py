@@ -118,6 +118,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
             with behind.lent(policy, step) as version:
                 stages = build(config, policy, task, reward, view, version)
             remember(stages, run)
+            stages.planner.load_state_dict(state.get("sentinel", {}))
             online = online_learner(config, policy, stages.engine, stages.planner, view.say, state.get("drafter"))
             learning = Learning(learner, supply, anchors, critic, online, behind)
             if run.last_step is None:
@@ -146,7 +147,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 due = _every(config.checkpoint.every_steps, step) or 0 < config.checkpoint.every_minutes <= minutes
                 if finished or due or stop():
                     anchors.keep(run.path)
-                    save(run, policy, learner, learning.parts, step, view)
+                    save(run, policy, learner, learning.parts | {"sentinel": stages.planner}, step, view)
                     if online is not None:
                         online.save(run)
                     keep_controller(stages, run)

@@ -120,7 +120,12 @@ class OnlineLearner:
         began = time.perf_counter()
         age = step - 1 - self._drafter.learned_from
         self.agreement = {}
-        metrics, examples = {"drafter/failed": 0.0} | self._adopt(), watch.examples
+        metrics, seen = {"drafter/failed": 0.0} | self._adopt(), watch.examples
+        examples = [example for example in seen if example.finite]
+        if left_out := len(seen) - len(examples):
+            self._say(
+                f"drafter: {left_out} of {len(seen)} rollouts are not learned from, for hidden states or laws that are not finite"
+            )
         lost = self._replay.add(examples)
         due = step % self._config.every == 0
         opened, known = due and bool(examples), None
@@ -133,6 +138,7 @@ class OnlineLearner:
         metrics |= {
             "drafter/age": float(age), "drafter/updated": float(opened), "drafter/uniform": float(self._alike),
             "drafter/replay_mb": self._replay.megabytes, "drafter/forgotten": float(lost),
+            "drafter/left_out": float(left_out),
         }  # fmt: skip
         if opened:
             self._begin(self._replay.draw((self._seed, step, Purpose.REPLAY)), examples, step, known)

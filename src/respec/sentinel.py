@@ -2,8 +2,8 @@
 whose drafts have collapsed, and brings its last good weights back.
 
 It stands between the engine and whoever plans, static or adaptive. Drafts are verified, so what it guards is speed: no token changes in
-`matching`, and no distribution in `rejection`. There the tokens do depend on who drafts; what is off, and what has come back, is not kept with
-a checkpoint; so a run in that mode that is killed and resumed gives the same tokens (law 8) only if the sentinel had not stepped in before.
+`matching`, and no distribution in `rejection`. There the tokens do depend on who drafts; so what is off, what has come back and what is expected
+goes into the checkpoint, and a run that is killed and resumed gives the same tokens (law 8) though the sentinel has stepped in.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from respec.errors import ModelError
+import torch
+
+from respec.heads import Heads, Known
 from respec.models.eagle import EagleHead
-from respec.models.eagle_check import HeadFacts, facts_of, unlike, unsound
-from respec.models.eagle_decoder import EagleDecoder
+from respec.models.eagle_check import facts_of
 from respec.rollout.draft.eagle import EagleDrafter
-from respec.rollout.draft.eagle_probe import Inspector, Kept, answers, draft_with, kept, what_is_wrong
+from respec.rollout.draft.eagle_probe import Inspector, what_is_wrong
 from respec.rollout.draft.protocol import Drafter, PolicyDrafter
 from respec.rollout.planner import Counts, Planner, planner_of
 from respec.speculation.decision import Decision
@@ -32,7 +34,7 @@ OLDEST = 5
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Admission:
     """Whether a head was taken at the door, and if not, the line that says why."""
 
     taken: bool
@@ -44,7 +46,7 @@ class Sentinel:
     that decode with the policy's own.
 
     `say` gets one line an alarm. `first` reads the head that the drafter began with, to come back to before there is a better one; at any
-    time at most one snapshot is kept beside the one that drafts.
+    time at most one snapshot is kept beside the one that drafts. With `remembers` there is a state to go on from, as `rejection` needs.
     """
 
     def __init__(
@@ -54,19 +56,16 @@ class Sentinel:
         say: Callable[[str], None],
         first: Callable[[], EagleHead] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        remembers: bool = False,
     ) -> None:
         self.planner = planner_of(planner)
         self.controller = planner.controller if isinstance(planner, PacedController) else None
-        self._drafters, self._say, self._first = drafters, say, first
+        self._drafters, self._say, self._remembers = drafters, say, remembers
         self._watch = {
             name: Watch() for name, d in drafters.items() if isinstance(d, PolicyDrafter) or name == EagleDrafter.name
         }
         eagle = drafters.get(EagleDrafter.name)
-        self._eagle = eagle if isinstance(eagle, EagleDrafter) else None
-        self._now = kept(self._eagle) if self._eagle else None
-        self._good: Kept | None = None
-        # of the last head that came to the door sound
-        self._offered: HeadFacts | None = None
+        self._heads = Heads(eagle, first, remembers) if isinstance(eagle, EagleDrafter) else None
         self._inspector = Inspector(clock)
         self._off: set[str] = set()
         # drafters that were given back their last good weights since the last swap
@@ -90,25 +89,21 @@ class Sentinel:
         self._kind = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
         return self
 
-    def admit(self, head: EagleHead, version: int, learned_from: int = 0, trusted: bool = False) -> Verdict:
+    def admit(self, head: EagleHead, version: int, learned_from: int = 0, trusted: bool = False) -> Admission:
         """The door: `head` drafts from now on, unless something is wrong with it; then the one in use goes on. A head that is `trusted`, being
         from the run's own checkpoint, may have come any way from the one in use.
         """
-        drafter = self._eagle
-        assert drafter is not None and self._now is not None, "there is no head to be followed"
-        facts = facts_of(head)
-        refused = self._refusal(facts, version, trusted)
+        heads, facts = self._heads, facts_of(head)
+        assert heads is not None, "there is no head to be followed"
+        refused = heads.refusal(facts, version, trusted)
         if refused:
-            line = f"sentinel: the head of version {version} was refused: {refused}; version {self._now.version} goes on drafting"
+            line = f"sentinel: the head of version {version} was refused: {refused}; version {heads.now.version} goes on drafting"
             self._tell(line, EagleDrafter.name)
-            return Verdict(False, line)
-        if EagleDrafter.name not in self._off | self._second:
-            self._good = self._now
-        drafter.adopt(head, version, learned_from, facts)
-        self._now = kept(drafter)
+            return Admission(False, line)
+        heads.take(head, version, learned_from, facts, did_well=EagleDrafter.name not in self._off | self._second)
         self._inspector.began()
         self._renewed(EagleDrafter.name)
-        return Verdict(True)
+        return Admission(True)
 
     def plan(self, load: Load) -> Plan:
         """The planner's plan; plain decoding in place of a drafter that is off."""
@@ -166,16 +161,39 @@ class Sentinel:
         taken, self._decisions = self._decisions, []
         return tuple(sorted((*theirs, *taken), key=lambda decision: decision.round))
 
-    def _refusal(self, facts: HeadFacts, version: int, trusted: bool) -> str:
-        assert self._eagle is not None and self._now is not None
-        if version <= self._eagle.version:
-            return f"the drafter is at version {self._eagle.version}; likely cause: a stale copy, or one that was sent twice"
-        held = (self._good or self._now).snapshot.facts
-        fault = unsound(facts, held)
-        if fault is None:
-            offered, self._offered = self._offered or held, facts
-            fault = None if trusted else unlike(facts, held, offered)
-        return f"{fault.seen}; likely cause: {fault.cause}" if fault else ""
+    def state_dict(self) -> dict[str, Any]:
+        """For the checkpoint: what is expected of each drafter, what is off, and the heads; nothing unless it remembers.
+
+        What it looks into by the clock has no part in it: that finds memory gone wrong, which no resumed run has.
+        """
+        if not self._remembers:
+            return {}
+        seen = self._load.version if self._load is not None else Version(-1, -1)
+        watches = {
+            name: {"off": int(name in self._off), "second": int(name in self._second)}
+            | {key: torch.from_numpy(value) for key, value in watch.state().items()}
+            for name, watch in self._watch.items()
+        }
+        heads = {"heads": self._heads.state_dict()} if self._heads is not None else {}
+        return {"round": self._round, "policy": seen.policy, "drafter": seen.drafter, "watch": watches, **heads}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes up a saved state; an empty one changes nothing."""
+        if not state:
+            return
+        self._round = int(state["round"])
+        if state["policy"] >= 0:
+            self._load = Load(0, 0, 0.0, (), Version(int(state["policy"]), int(state["drafter"])))
+        if self._heads is not None:
+            self._heads.load_state_dict(state["heads"])
+        for name, kept in state["watch"].items():
+            self._watch[name].load(
+                {key: value.numpy() for key, value in kept.items() if isinstance(value, torch.Tensor)}
+            )
+            if kept["second"]:
+                self._second.add(name)
+            if kept["off"]:
+                self._switch(name, "it is off until the next swap")
 
     def _renewed(self, name: str) -> None:
         """New weights, of the drafter or of the policy: what was off is tried, what did well is the measure."""
@@ -191,8 +209,9 @@ class Sentinel:
         """Whether something is wrong with the head's snapshot or its keys, whatever acceptance says."""
         if not self._inspector.round():
             return False
-        drafter, name = self._eagle, EagleDrafter.name
-        assert drafter is not None and self._now is not None
+        heads, name = self._heads, EagleDrafter.name
+        assert heads is not None
+        drafter = heads.drafter
         if stale := drafter.stale():
             drafter.restore(drafter.snapshot)
             watch.again()
@@ -201,7 +220,7 @@ class Sentinel:
                 "dropped, and it goes on", name,
             )  # fmt: skip
             return True
-        found, lasting = self._inspector.look(drafter, self._now)
+        found, lasting = self._inspector.look(drafter, heads.now.kept)
         if lasting:
             self._second.add(name)
         if found:
@@ -210,40 +229,28 @@ class Sentinel:
 
     def _failed(self, name: str, watch: Watch, what: str, plan: Plan) -> None:
         """The last good weights come back; where there are none, or they failed too, the drafter is off."""
-        good = self._last_good() if name == EagleDrafter.name and name not in self._second else None
-        if good is None:
+        good = self._last_good(name)
+        if good is None or self._heads is None:
             watch.doubt()
             line = f"sentinel: {what}; it is off until the next swap"
             self._switch(name, line)
         else:
-            self._restore(good)
+            self._heads.restore(good)
+            self._inspector.began()
             watch.again()
             self._second.add(name)
             self._believe(name, watch, plan)
             line = f"sentinel: {what}; version {good.version}, the last good one, drafts again"
         self._tell(line, name)
 
-    def _last_good(self) -> Kept | None:
-        if self._good is not None or self._first is None or self._eagle is None:
-            return self._good
-        try:
-            snapshot = EagleDecoder(self._first(), self._eagle.snapshot.shape.dtype)
-        except (ModelError, OSError):
-            return None  # speed alone is at stake
-        first = Kept(snapshot, 0, 0, answers(snapshot))
-        # where it is what has just failed, it would only fail again
-        return first if what_is_wrong(self._eagle.snapshot, first.answered) else None
-
-    def _restore(self, good: Kept) -> None:
-        assert self._eagle is not None
-        draft_with(self._eagle, good)
-        self._now = self._good = good
-        self._inspector.began()
+    def _last_good(self, name: str) -> Known | None:
+        ours = self._heads is not None and name == EagleDrafter.name and name not in self._second
+        return self._heads.last_good() if self._heads is not None and ours else None
 
     def _cause(self, name: str, seen: Sighting) -> str:
         drafter, load = self._drafters[name], self._load
-        if isinstance(drafter, EagleDrafter) and self._now is not None:
-            wrong = what_is_wrong(drafter.snapshot, self._now.answered)
+        if isinstance(drafter, EagleDrafter) and self._heads is not None:
+            wrong = what_is_wrong(drafter.snapshot, self._heads.now.kept.answered)
             if wrong:
                 return wrong
             if seen.accepted < 0.5 * seen.expected:
@@ -277,7 +284,7 @@ class Sentinel:
     def _tell(self, line: str, name: str) -> None:
         self._alarms.append(line)
         load = self._load or Load(0, 0, 0.0, ())
-        version = Version(load.version.policy, self._eagle.version if self._eagle is not None else 0)
+        version = Version(load.version.policy, self._heads.drafter.version if self._heads is not None else 0)
         at, elapsed_s, probed_s = (
             self.controller.so_far if self.controller is not None else (self._round, self._inspector.elapsed_s, 0.0)
         )

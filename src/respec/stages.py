@@ -74,7 +74,8 @@ def build(config: Config, policy: Policy, task: Task, reward: Reward, view: View
         config.speculation, decoder, policy.tokenizer, drafters, config.rollout.max_batch, prompt + config.rollout.max_new_tokens // 4, view.say
     )  # fmt: skip
     first = partial(first_head, config.speculation, policy) if config.speculation.drafter_path else None
-    return Stages(config, policy, task, engine, Sentinel(planner, engine.drafters, view.say, first), reward, view)
+    sentinel = Sentinel(planner, engine.drafters, view.say, first, remembers=config.speculation.mode == "rejection")
+    return Stages(config, policy, task, engine, sentinel, reward, view)
 
 
 def asks_from(order: Order, config: Config, first: int, count: int) -> tuple[Ask, ...]:

@@ -41,6 +41,11 @@ class Example:
         return len(self.token_L)
 
     @property
+    def finite(self) -> bool:
+        """Whether anything can be learned from it: a single hidden state or law that is not finite spoils every batch it is in."""
+        return bool(self.taps_LT.isfinite().all() and self.p_CK.isfinite().all())
+
+    @property
     def size(self) -> int:
         """Bytes that it holds."""
         return sum(part.nbytes for part in (self.token_L, self.taps_LT, self.token_CK, self.p_CK))

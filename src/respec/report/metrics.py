@@ -124,6 +124,7 @@ METRICS: dict[str, Metric] = {
     "drafter/forgotten": Metric(
         "rollouts", "count", "left the replay buffer, for want of memory, before they were learned from"
     ),
+    "drafter/left_out": Metric("rollouts", "count", "not learned from, for hidden states or laws that were not finite"),
     "drafter/share": Metric("share", "ratio", "time/drafter_s of the step's time"),
     "drafter/tokens": Metric("tokens", "count", "tokens the drafter learned from in this step"),
     "drafter/uniform": Metric("yes/no", "last", "1 when rewards did not tell the rollouts apart, so all weighed alike"),

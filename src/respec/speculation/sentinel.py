@@ -26,8 +26,11 @@ the one over all keys of the same plan.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float64
 
 TOLERATED, COLLAPSED = 0.8, 0.4
 ODDS = 1e4
@@ -147,6 +150,38 @@ class Watch:
         """Tested and accepted sequences by depth behind the estimate, for plans of this branching; empty where they are too few to judge by."""
         pooled = self._pooled((branching,))
         return (pooled.tested, pooled.accepted) if pooled.tested and pooled.tested[0] >= EVIDENCE else ([], [])
+
+    def state(self) -> dict[str, Float64[np.ndarray, "..."]]:
+        """All that it knows, for keys of numbers: a row for each depth of each key's counts, for each sum, and the spread."""
+        counts = [
+            (since, key[0], *key[1], key[2], *row)
+            for since, known in enumerate((self._before, self._since))
+            for key, kept in known.items()
+            for row in zip(kept.tested, kept.accepted, strict=True)
+        ]
+        sums = [(s.score, s.rounds, s.accepted, s.tested, s.expected) for s in self._sums]
+        spread = (*self._by_round, *self._by_swap, self._squares, self._rounds, self._residual, self._variance)
+        return {
+            "counts": np.array(counts, np.float64), "sums": np.array(sums, np.float64).reshape(-1, 5),
+            "spread": np.array((*spread, self._sequences), np.float64),
+        }  # fmt: skip
+
+    def load(self, state: Mapping[str, Float64[np.ndarray, "..."]]) -> None:
+        """Takes up what `state` gave; what is seen from there on is judged as it would have been."""
+        self._before.clear()
+        self.again()
+        for since, branching, *kind, age, tested, accepted in state["counts"].tolist():
+            known = self._since if since else self._before
+            counts = known.setdefault((int(branching), tuple(kind), int(age)), _Counts())
+            counts.tested.append(tested)
+            counts.accepted.append(accepted)
+        *spread, self._squares, self._rounds, self._residual, self._variance, self._sequences = state["spread"].tolist()
+        self._by_round, self._by_swap = spread[:2], spread[2:]
+        self._expected = {key: self._expect(key) for key in self._since}
+        self._sums = [
+            _Sum(score, int(rounds), int(accepted), int(tested), expected)
+            for score, rounds, accepted, tested, expected in state["sums"].tolist()
+        ]
 
     def observe(
         self, key: tuple[Hashable, ...], asked: int, tested_D: Sequence[int], accepted_D: Sequence[int]
