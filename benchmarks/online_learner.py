@@ -6,8 +6,8 @@
 
 `follow`: the policy takes one run of RL steps; every head drafts the same completions in an engine of its own (matching: the tokens are held
 to be equal) and learns from what was seen in the policy's one update. `kl_newest` learns from the updated policy's laws instead, by a second
-forward pass. At the end a reference head learns from the last policy's rollouts until that gains nothing more, and all are measured on
-held-out prompts. `timing`: steps without a learner, with one, and with one beside generation, in blocks whose order turns.
+forward pass. At the end a reference head, which starts where all did, learns from the last policy's rollouts until twice the steps gain nothing
+more, and all are measured on held-out prompts. `timing`: steps without a learner, with one, and with one beside generation, in blocks whose order turns.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ NEWEST = "kl_newest"
 # The reference has reached its plateau when twice the steps give less than this share more.
 PLATEAU = 0.005
 REFERENCES = ("kl", "e2e_tv")
+# The references have so many steps' rollouts to learn from: far more than an update's.
+REFERENCE_DATA = 8
 
 
 class Follower:
@@ -153,7 +155,7 @@ def _final(
 ) -> dict[str, Any]:
     """All heads on held-out prompts under the last policy, and beside them the best of references that learned from its rollouts alone.
 
-    `tokens` are those of a step's rollouts: the references draw twelve times as many.
+    `tokens` are those of a step's rollouts: the references draw `REFERENCE_DATA` times as many.
     """
     frozen, group = followers["frozen"], config.rollout.group_size
     held_out = [Ask(prompt, Stream.BENCH, 0, 4) for prompt in task.held_out[:64]]
@@ -161,21 +163,23 @@ def _final(
     for place in range(0, len(task.train), 16):
         # draws of their own: none of these completions was learned from before
         drawn += frozen.draw([Ask(p, Stream.BENCH, 1, group) for p in task.train[place : place + 16]], config)[0]
-        if sum(len(r.prompt.token_ids) + len(r.token_T) for r in drawn) >= 12 * tokens:
+        if sum(len(r.prompt.token_ids) + len(r.token_T) for r in drawn) >= REFERENCE_DATA * tokens:
             break
     tried = list[dict[str, Any]]()
     for loss in REFERENCES:
         settings = LearnerSettings(loss, config.drafter.depths, lr=1e-3, temperature=config.rollout.temperature or 1.0)
-        steps, before = first, 0.0
+        head, steps, learned, before = copy.deepcopy(start), 0, 0, 0.0
         while True:
-            head = copy.deepcopy(start)
-            stats = distil(policy.model, head, drawn, judged, config.rollout.sampling(), settings, steps, 32)
+            # as many steps again as there were
+            more = max(first, steps)
+            stats = distil(policy.model, head, drawn, judged, config.rollout.sampling(), settings, more, 32, seed=steps)
+            steps, learned = steps + more, learned + stats.tokens
             length = Follower(config, policy, head, None).draw(held_out, config)[1].accepted_length
-            tried.append({"loss": loss, "steps": steps, "tokens": stats.tokens, "accepted_length": length})
+            tried.append({"loss": loss, "steps": steps, "tokens": learned, "accepted_length": length})
             print(f"reference by {loss} after {steps} steps: {length:.3f}", flush=True)
             if length < (1 + PLATEAU) * before:
                 break
-            steps, before = 2 * steps, length
+            before = length
     reference = max(tried, key=lambda row: row["accepted_length"])
     rollouts, final = None, dict[str, float]()
     for name, follower in followers.items():
@@ -183,7 +187,7 @@ def _final(
         rollouts, final[name] = _same(rollouts, made), stats.accepted_length
     return {
         "reference": reference, "reference_tried": tried, "reference_completion_tokens": sum(len(r.token_T) for r in drawn),
-        "step_tokens": tokens, "held_out_accepted_length": final,
+        "step_tokens": tokens, "reference_data_tokens": sum(len(r.prompt.token_ids) + len(r.token_T) for r in drawn), "held_out_accepted_length": final,
         "of_reference": {name: length / reference["accepted_length"] for name, length in final.items()},
     }  # fmt: skip
 

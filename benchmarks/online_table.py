@@ -55,8 +55,9 @@ def _lengths(result: dict[str, Any]) -> None:
     reference = result["reference"]
     print(
         f"| reference | {' | '.join('–' for _ in shown)} | {reference['accepted_length']:.2f} | 1 |\n\n"
-        f"The reference learned by `{reference['loss']}` from {reference['tokens']} tokens of the last policy's rollouts, "
-        f"{reference['tokens'] / _mean([row['tokens'] for row in rows]):.0f} times those of one update.\n"
+        f"The reference learned by `{reference['loss']}` from {result['reference_data_tokens']} tokens of the last policy's rollouts, "
+        f"{result['reference_data_tokens'] / _mean([row['tokens'] for row in result['rows']]):.0f} times those of one update, for {reference['steps']} steps; "
+        "steps were doubled until that gained less than half a percent.\n"
     )
     print(
         "Overlap Σ min(p, q) at depth 1 on a step's rollouts by the head of the step before, and what learning from them adds; means:\n"

@@ -96,21 +96,23 @@ def test_a_head_that_learns_changes_neither_tokens_nor_weights_of_the_policy(hea
 # every part of the learner that has a state of its own
 WHOLE = {
     "speculation__drafter": "eagle", "speculation__s": 3, "drafter__learn": "true", "drafter__lr": 0.002, "drafter__every": 2,
-    "drafter__share": 0.6, "drafter__replay": 0.5, "drafter__warmup_steps": 2, "run__compare_plain_every": 0,
+    "speculation__mode": "rejection", "drafter__share": 0.6, "drafter__replay": 0.5, "drafter__warmup_steps": 2, "run__compare_plain_every": 0,
 }  # fmt: skip
 
 
 def test_a_stopped_run_learns_the_same_head_as_one_that_never_stopped(head, tmp_path):
-    """Law 8, of the drafter: stopped between two updates, with rollouts seen and not yet learned from."""
+    """Law 8, of the drafter: stopped between two updates, with rollouts seen and not yet learned from; in the mode whose tokens depend on it."""
     run(tmp_path / "whole", **WHOLE, speculation__drafter_path=head[0], run__steps=4)
     run(tmp_path / "stopped", **WHOLE, speculation__drafter_path=head[0], run__steps=3)
     left = load_file(tmp_path / "stopped" / "checkpoints/000003/optimizer.safetensors")
-    assert {"drafter/replay/taps", "drafter/gate/best"} <= left.keys()
+    assert {"drafter/replay/taps", "drafter/gate/best", "sentinel/heads/now/weights/fc.weight"} <= left.keys()
     lines = run(tmp_path / "stopped", **WHOLE, speculation__drafter_path=head[0], run__steps=4)
     assert lines[-1]["step"] == 4 and lines[-1]["drafter/updated"] == 1
     whole, stopped = (load_file(tmp_path / name / "drafter/model.safetensors") for name in ("whole", "stopped"))
     assert all(torch.equal(whole[name], stopped[name]) for name in whole)
     assert not torch.equal(whole["fc.weight"], head[1].fc.weight)
+    drawn = [(tmp_path / name / "rollouts/000004.jsonl").read_text() for name in ("whole", "stopped")]
+    assert drawn[0] == drawn[1]
 
 
 @pytest.fixture(scope="module")

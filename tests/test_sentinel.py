@@ -329,8 +329,8 @@ def test_a_drafter_that_is_off_stays_off_until_the_next_swap(taught):
     assert whole.sentinel.take_alarms()
     resumed = in_rejection(taught, 2)
     resumed.sentinel.load_state_dict(through_disk(whole.sentinel.state_dict()))
-    for plans in ([scene.sentinel.plan(whole.sentinel._load) for scene in (whole, resumed)],):
-        assert plans == [PLAIN, PLAIN]
+    load = whole.sentinel._load
+    assert load is not None and [scene.sentinel.plan(load) for scene in (whole, resumed)] == [PLAIN, PLAIN]
 
 
 def test_where_tokens_do_not_depend_on_it_there_is_no_state(taught):
