@@ -1,6 +1,6 @@
-"""Writes results of `benchmarks/online_learner.py` as Markdown, and the accepted lengths over the steps as a page.
+"""Writes results of `benchmarks/online_learner.py` as Markdown, and the accepted lengths over the steps as a picture.
 
-python benchmarks/online_table.py benchmarks/results/online_demo.json [--timing benchmarks/results/online_timing_demo.json] [--picture FILE.html] > docs/online_learner.md
+python benchmarks/online_table.py benchmarks/results/online_demo.json [--timing benchmarks/results/online_timing_demo.json] [--picture docs/online_learner.svg] > docs/online_learner.md
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import plotly.graph_objects as go
+from matplotlib.figure import Figure
 
 SHOWN = 8
 
@@ -24,11 +24,12 @@ def main() -> None:
     result = json.loads(given.result.read_text())
     print(f"# A drafter that follows its policy: {Path(result['model']).name}\n")
     print(f"{_where(result, given.result)}\n")
+    if given.picture is not None:
+        _picture(result, given.picture)
+        print(f"![Accepted length while the policy learns, by head]({given.picture.name})\n")
     _lengths(result)
     if given.timing is not None:
         _times(json.loads(given.timing.read_text()), given.timing)
-    if given.picture is not None:
-        _picture(result, given.picture)
 
 
 def _measured(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -92,15 +93,15 @@ def _where(result: dict[str, Any], path: Path) -> str:
 
 
 def _picture(result: dict[str, Any], path: Path) -> None:
-    figure, rows = go.Figure(), _measured(result)
+    figure, rows = Figure(figsize=(7, 3.6), layout="constrained"), _measured(result)
+    axis = figure.subplots()
     for name in rows[0]["accepted_length"]:
-        figure.add_scatter(x=[r["step"] for r in rows], y=[r["accepted_length"][name] for r in rows], name=name)
-    figure.update_layout(
-        title="Accepted length while the policy learns", xaxis_title="step", yaxis_title="tokens a round and sequence",
-        template="plotly_white",
-    )  # fmt: skip
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(figure.to_html(include_plotlyjs=True, full_html=True))
+        axis.plot([r["step"] for r in rows], [r["accepted_length"][name] for r in rows], label=name)
+    axis.set_xlabel("step of the policy")
+    axis.set_ylabel("tokens a round and sequence")
+    axis.grid(alpha=0.2)
+    axis.legend(fontsize=8)
+    figure.savefig(path, metadata={"Date": None})
 
 
 def _mean(values: list[float]) -> float:

@@ -2,7 +2,7 @@
 
     respec drafter train examples/demo.toml --to models/demo-eagle
     python benchmarks/reward_curves.py --head models/demo-eagle --runs runs/curves --out benchmarks/results/reward_curves.json
-    python benchmarks/reward_table.py benchmarks/results/reward_curves.json --picture docs/reward_curves.svg > docs/does_it_spoil_my_run.md
+    python benchmarks/reward_table.py benchmarks/results/reward_curves.json --picture docs/reward_curves.svg > docs/reward_curves.md
 
 Ways to draft: plain decoding, a frozen EAGLE-3 head (naive speculation), a head that learns with uniform weights, one that learns with weights
 by reward (the paper's). `matching` gives them all the same curve, token for token, and `rejection` the same within seeds. `lenient` is a verifier

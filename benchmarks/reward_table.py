@@ -1,6 +1,6 @@
 """Writes the result of `reward_curves.py` as a page of the documentation, and its curves as a picture.
 
-python benchmarks/reward_table.py benchmarks/results/reward_curves.json --picture docs/reward_curves.svg > docs/does_it_spoil_my_run.md
+python benchmarks/reward_table.py benchmarks/results/reward_curves.json --picture docs/reward_curves.svg > docs/reward_curves.md
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def main() -> None:
     result = json.loads(given.result.read_text())
     runs: list[Run] = result["runs"]
     at = result["provenance"]
-    print("# Does it spoil my run?\n")
+    print("# Reward curves, by way to draft and to verify\n")
     print(
-        f"Speculation is to make rollouts faster and change nothing else. What is learned by the demo in {result['steps']} steps of GRPO "
+        f"What it means: [Does it spoil my run?](does_it_spoil_my_run.md). Here is what is learned by the demo in {result['steps']} steps of GRPO "
         f"({result['prompts_per_step']} prompts a step, 8 completions each, learning rate {result['lr']:g}), with an EAGLE-3 head that drafts 4 deep, under "
         f"four ways to draft and three ways to verify. `lenient` is a verifier that was broken on purpose: it accepts a draft with "
         f"min(1, {result['lenience']:g} p / q) where `rejection` does with min(1, p / q), and says all the same that the token is the policy's. "
@@ -104,6 +104,8 @@ def _equivalence(runs: Sequence[Run]) -> None:
     plain = {run["seed"]: run for run in cells["matching", "plain"]}
     for verifier in ("rejection", "lenient"):
         ways = {way: chosen for (v, way), chosen in cells.items() if v == verifier}
+        if not ways:
+            continue
         seeds = sorted(set.intersection(set(plain), *({run["seed"] for run in chosen} for chosen in ways.values())))
         for way in (*ways, "mean of the ways"):
             columns = []

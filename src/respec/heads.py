@@ -12,7 +12,7 @@ from torch import Tensor
 
 from respec.errors import ModelError
 from respec.models.eagle import EagleHead
-from respec.models.eagle_check import EMBEDDING, HeadFacts, facts_of, unlike, unsound
+from respec.models.eagle_check import EMBEDDING, HeadFacts, unlike, unsound
 from respec.models.eagle_decoder import EagleDecoder
 from respec.rollout.draft.eagle import EagleDrafter
 from respec.rollout.draft.eagle_probe import Kept, answers, draft_with, kept, what_is_wrong
@@ -91,24 +91,26 @@ class Heads:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes up a saved state: the same heads draft and come back."""
-        begun = self.now
-        self.now, good = self._read(state["now"], begun), state.get("good")
-        if good is not None:
-            self._good = self.now if "same" in good else self._read(good, begun)
+        begun, good = self.now, state.get("good", {})
+        # one head for both, so that they share an embedding
+        head = self._first() if self._first is not None and "weights" in {**state["now"], **good} else None
+        self.now = self._read(state["now"], head, begun)
+        if good:
+            self._good = self.now if "same" in good else self._read(good, head, begun)
         if "offered" in state:
             self._offered = replace(self.now.kept.snapshot.facts, norm=dict(state["offered"]))
         draft_with(self.drafter, self.now.kept)
 
-    def _read(self, state: Mapping[str, Any], begun: Known) -> Known:
+    def _read(self, state: Mapping[str, Any], head: EagleHead | None, begun: Known) -> Known:
+        """The head of a saved state, by way of `head`; `begun` where it is the one that the run began with."""
         if "weights" not in state:
             return begun
-        assert self._first is not None, "a head's weights are read into the head that the run began with"
-        head, weights = self._first(), state["weights"]
+        assert head is not None, "weights are read into the head that the run began with"
         with torch.no_grad():
             for name, parameter in head.named_parameters():
                 if name != EMBEDDING:
-                    parameter.copy_(weights[name])
-        snapshot = EagleDecoder(head, self.drafter.snapshot.shape.dtype, begun.kept.snapshot, facts_of(head))
+                    parameter.copy_(state["weights"][name])
+        snapshot = EagleDecoder(head, self.drafter.snapshot.shape.dtype, self.now.kept.snapshot)
         made = Kept(snapshot, int(state["version"]), int(state["learned_from"]), answers(snapshot))
         return Known(made, _weights(head))
 
