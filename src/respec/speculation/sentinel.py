@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 from jaxtyping import Float64
@@ -41,6 +42,9 @@ SHRINK, EVIDENCE = 16.0, 64.0
 LEAST = 0.05
 # φ before anything was seen, for how many rounds and swaps that stands, and the bounds.
 PHI, PHI_ROUNDS, PHI_SWAPS, PHI_BOUNDS = 1.5, 20.0, 4.0, (1.0, 4.0)
+
+# A key that can be written down: branching, kind of sampling, how far completions have come.
+Numbers = tuple[int, tuple[float, ...], int]
 
 
 @dataclass(frozen=True)
@@ -153,12 +157,11 @@ class Watch:
 
     def state(self) -> dict[str, Float64[np.ndarray, "..."]]:
         """All that it knows, for keys of numbers: a row for each depth of each key's counts, for each sum, and the spread."""
-        counts = [
-            (since, key[0], *key[1], key[2], *row)
-            for since, known in enumerate((self._before, self._since))
-            for key, kept in known.items()
-            for row in zip(kept.tested, kept.accepted, strict=True)
-        ]
+        counts = list[tuple[float, ...]]()
+        for since, known in enumerate((self._before, self._since)):
+            for key, kept in known.items():
+                branching, kind, age = cast(Numbers, key)
+                counts += [(since, branching, *kind, age, *row) for row in zip(kept.tested, kept.accepted, strict=True)]
         sums = [(s.score, s.rounds, s.accepted, s.tested, s.expected) for s in self._sums]
         spread = (*self._by_round, *self._by_swap, self._squares, self._rounds, self._residual, self._variance)
         return {
