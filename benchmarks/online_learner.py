@@ -94,12 +94,7 @@ def follow(config: Config, folder: Path, every: int, first: int) -> dict[str, An
     rows, scored = list[dict[str, Any]](), ()
     with RewardWorker(task, config.task.reward) as reward:
         for step in range(1, config.run.steps + 1):
-            asks = asks_from(
-                order_of(task, config),
-                config,
-                (step - 1) * config.rollout.prompts_per_step,
-                config.rollout.prompts_per_step,
-            )
+            asks = _asks(task, config, step)
             measured = step % every == 0 or step == 1
             lengths, rollouts = dict[str, float](), None
             for name, follower in followers.items() if measured else [("kl", followers["kl"])]:
@@ -212,15 +207,7 @@ def timing(config: Config, folder: Path, blocks: int, length: int) -> dict[str, 
             nonlocal step
             step += 1
             began = time.perf_counter()
-            rollouts, stats = follower.draw(
-                asks_from(
-                    order_of(task, config),
-                    config,
-                    (step - 1) * config.rollout.prompts_per_step,
-                    config.rollout.prompts_per_step,
-                ),
-                config,
-            )
+            rollouts, stats = follower.draw(_asks(task, config, step), config)
             drawn_at = time.perf_counter()
             samples = advantages(reward.score(rollouts), resolve(config.policy).estimator)
             watch = follower.online.watch(samples, step) if follower.online else None
@@ -267,6 +254,12 @@ def _begin(config: Config, folder: Path) -> tuple[Policy, Task, EagleHead]:
     policy = load_policy(config.model)
     task = load_task(config.task, policy.tokenizer, policy.context_length, config.rollout.max_new_tokens)
     return policy, task, load_head(folder).to(policy.model.device)
+
+
+def _asks(task: Task, config: Config, step: int) -> Sequence[Ask]:
+    """Those of a run's step."""
+    count = config.rollout.prompts_per_step
+    return asks_from(order_of(task, config), config, (step - 1) * count, count)
 
 
 def _online(follower: Follower) -> OnlineLearner:

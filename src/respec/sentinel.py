@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from respec.heads import Heads, Known
+from respec.heads import Heads
 from respec.models.eagle import EagleHead
 from respec.models.eagle_check import facts_of
 from respec.rollout.draft.eagle import EagleDrafter
@@ -24,7 +24,7 @@ from respec.rollout.draft.protocol import Drafter, PolicyDrafter
 from respec.rollout.planner import Counts, Planner, planner_of
 from respec.speculation.decision import Decision
 from respec.speculation.pace import PacedController
-from respec.speculation.sentinel import Sighting, Watch, asked
+from respec.speculation.sentinel import Sighting, Watch
 from respec.types import PLAIN, Load, Plan, Rollout, RoundRecord, Sampling, Version
 
 # What an adaptive server is told of weights that have come back, in sequences.
@@ -142,7 +142,7 @@ class Sentinel:
         if name == EagleDrafter.name and self._looked_into(watch, record.plan):
             return
         key = (record.plan.t, self._kind, self._age(load))
-        seen = watch.observe(key, asked(load.remaining_B, self.planner.depths()), record.tested_D, record.accepted_D)
+        seen = watch.observe(key, _asked(load.remaining_B, self.planner.depths()), record.tested_D, record.accepted_D)
         if seen is not None:
             what = (
                 f"{name} had {seen.accepted} of {seen.tested} tokens accepted at depth {seen.depth} in {seen.rounds} rounds, where "
@@ -162,18 +162,18 @@ class Sentinel:
         return tuple(sorted((*theirs, *taken), key=lambda decision: decision.round))
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint: what is expected of each drafter, what is off, and the heads; nothing unless it remembers.
-
-        What it looks into by the clock has no part in it: that finds memory gone wrong, which no resumed run has.
-        """
+        """For the checkpoint: what is expected of each drafter, what is off, and the heads; nothing unless it remembers. What is looked into by
+        the clock has no part in it: that finds memory gone wrong, which no resumed run has."""
         if not self._remembers:
             return {}
         seen = self._load.version if self._load is not None else Version(-1, -1)
         watches = {
-            name: {"off": int(name in self._off), "second": int(name in self._second)}
-            | {key: torch.from_numpy(value) for key, value in watch.state().items()}
+            name: {
+                "off": int(name in self._off), "second": int(name in self._second),
+                "known": {key: torch.from_numpy(value) for key, value in watch.state().items()},
+            }
             for name, watch in self._watch.items()
-        }
+        }  # fmt: skip
         heads = {"heads": self._heads.state_dict()} if self._heads is not None else {}
         return {"round": self._round, "policy": seen.policy, "drafter": seen.drafter, "watch": watches, **heads}
 
@@ -187,13 +187,10 @@ class Sentinel:
         if self._heads is not None:
             self._heads.load_state_dict(state["heads"])
         for name, kept in state["watch"].items():
-            self._watch[name].load(
-                {key: value.numpy() for key, value in kept.items() if isinstance(value, torch.Tensor)}
-            )
-            if kept["second"]:
-                self._second.add(name)
+            self._watch[name].load({key: value.numpy() for key, value in kept["known"].items()})
             if kept["off"]:
                 self._switch(name, "it is off until the next swap")
+        self._second = {name for name, kept in state["watch"].items() if kept["second"]}
 
     def _renewed(self, name: str) -> None:
         """New weights, of the drafter or of the policy: what was off is tried, what did well is the measure."""
@@ -229,23 +226,20 @@ class Sentinel:
 
     def _failed(self, name: str, watch: Watch, what: str, plan: Plan) -> None:
         """The last good weights come back; where there are none, or they failed too, the drafter is off."""
-        good = self._last_good(name)
-        if good is None or self._heads is None:
+        heads = self._heads if name == EagleDrafter.name and name not in self._second else None
+        good = heads.last_good() if heads is not None else None
+        if heads is None or good is None:
             watch.doubt()
             line = f"sentinel: {what}; it is off until the next swap"
             self._switch(name, line)
         else:
-            self._heads.restore(good)
+            heads.restore(good)
             self._inspector.began()
             watch.again()
             self._second.add(name)
             self._believe(name, watch, plan)
             line = f"sentinel: {what}; version {good.version}, the last good one, drafts again"
         self._tell(line, name)
-
-    def _last_good(self, name: str) -> Known | None:
-        ours = self._heads is not None and name == EagleDrafter.name and name not in self._second
-        return self._heads.last_good() if self._heads is not None and ours else None
 
     def _cause(self, name: str, seen: Sighting) -> str:
         drafter, load = self._drafters[name], self._load
@@ -285,16 +279,21 @@ class Sentinel:
         self._alarms.append(line)
         load = self._load or Load(0, 0, 0.0, ())
         version = Version(load.version.policy, self._heads.drafter.version if self._heads is not None else 0)
-        at, elapsed_s, probed_s = (
+        so_far = (
             self.controller.so_far if self.controller is not None else (self._round, self._inspector.elapsed_s, 0.0)
         )
+        at, elapsed_s, probed_s = so_far
         chosen = PLAIN if name in self._off or not load.active else Plan(name)
         self._decisions.append(
-            Decision(
-                at, "sentinel", load.active, load.waiting, load.context, version, chosen, (), 0.0, (),
-                elapsed_s, probed_s, line,
-            )
+            Decision(at, "sentinel", load.active, load.waiting, load.context, version, chosen, (), 0.0, (), elapsed_s, probed_s, line)
         )  # fmt: skip
         self._say(line)
         if isinstance(self.planner, PacedController):
             self.planner.told()
+
+
+def _asked(remaining_B: Sequence[int], depth_B: Sequence[int] | None) -> int:
+    """How many sequences had room for a draft."""
+    if depth_B is not None:
+        return sum(left > 1 and deep > 0 for left, deep in zip(remaining_B, depth_B, strict=False))
+    return len(remaining_B) if min(remaining_B, default=0) > 1 else sum(left > 1 for left in remaining_B)
