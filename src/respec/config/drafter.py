@@ -28,7 +28,7 @@ class DrafterConfig(Room):
         default=0, ge=0, le=1, description="1: an update runs beside the next generation, which drafts with the head before it"
     )  # fmt: skip
     threads: int = Field(default=1, ge=1, description="CPU threads of an update that runs beside")
-    loss: Literal["kl", "tv", "lk", "e2e_tv"] = "kl"
+    loss: Literal["kl", "tv", "lk", "e2e_tv"] = "e2e_tv"
     weighting: Literal["uniform", "reward", "rank", "advantage+"] = "uniform"
     reward_min: float = Field(default=0.0, description="the least reward there can be, for weighting 'reward'")
     lr: float = Field(default=2e-4, gt=0)
