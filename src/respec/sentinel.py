@@ -21,11 +21,11 @@ from respec.models.eagle_check import facts_of
 from respec.rollout.draft.eagle import EagleDrafter
 from respec.rollout.draft.eagle_probe import Inspector, what_is_wrong
 from respec.rollout.draft.protocol import Drafter, PolicyDrafter
-from respec.rollout.planner import Counts, Planner, planner_of
+from respec.rollout.planner import Planner, planner_of
 from respec.speculation.decision import Decision
 from respec.speculation.pace import PacedController
 from respec.speculation.sentinel import Sighting, Watch
-from respec.types import PLAIN, Load, Plan, Rollout, RoundRecord, Sampling, Version
+from respec.types import PLAIN, DraftCounts, Load, Plan, Rollout, RoundRecord, Sampling, Version
 
 # What an adaptive server is told of weights that have come back, in sequences.
 BELIEF = 32.0
@@ -128,7 +128,7 @@ class Sentinel:
         """The planner's; 0 of a static plan."""
         return self.planner.shadow_depth if isinstance(self.planner, PacedController) else 0
 
-    def shadow(self, drafter: str, counts: Counts) -> None:
+    def shadow(self, drafter: str, counts: DraftCounts) -> None:
         if isinstance(self.planner, PacedController):
             self.planner.shadow(drafter, counts)
 

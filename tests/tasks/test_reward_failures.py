@@ -228,7 +228,9 @@ def test_children_of_a_hanging_reward_go_with_it(make: Any, rewards: Path):
 
 
 DRIVER = """
-import sys, time
+import signal, sys, time
+# as in a terminal: started in the background, a program is told to ignore Ctrl-C
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {tests!r})
 from conftest import make_prompt, make_rollout, make_task
 from respec.config import RewardConfig

@@ -17,13 +17,11 @@ from respec.errors import CheckpointError, ConfigError
 from respec.models.load import Policy
 from respec.policy.critic import KINDS
 from respec.policy.logprobs import token_logprobs
-from respec.policy.optim import adamw, checked_step, learning_rate
+from respec.policy.optim import adamw, checked_step, learning_rate, moments, set_moments
 from respec.policy.pack import bins, lay_out, length_of
 from respec.policy.presets import resolve
 from respec.policy.valued import OFF_POLICY, VALUED
 from respec.types import Batch, CriticStats, Rollout, Sample
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -135,32 +133,25 @@ class CriticLearner:
         The tensors share memory with critic and optimizer: write or copy them before the next update.
         """
         state: dict[str, Tensor | int] = {"updates": self._updates, "optimizer_steps": self._optimizer_steps}
-        for name, parameter in self._named.items():
-            state[f"weight.{name}"] = parameter.detach()
-            if kept := self._optimizer.state.get(parameter):
-                state |= {f"{moment}.{name}": kept[moment] for moment in MOMENTS}
-        return state
+        state |= {f"weight.{name}": parameter.detach() for name, parameter in self._named.items()}
+        return state | moments(self._optimizer, self._named)
 
     def load_state_dict(self, state: Mapping[str, Tensor | int]) -> None:
         """Takes up a saved state; the learner then goes on bit for bit. Raises CheckpointError if it is of another critic."""
         taken = {key: value for key, value in state.items() if isinstance(value, Tensor)}
         steps = int(state.get("optimizer_steps", -1))
-        kinds = ("weight", *MOMENTS) if steps > 0 else ("weight",)
-        expected = {f"{kind}.{name}": p.shape for name, p in self._named.items() for kind in kinds}
-        if steps < 0 or "updates" not in state or expected != {key: value.shape for key, value in taken.items()}:
+        weights = {name: taken.pop(key) for name in self._named if (key := f"weight.{name}") in taken}
+        own = {name: parameter.shape for name, parameter in self._named.items()}
+        if steps < 0 or "updates" not in state or own != {name: weight.shape for name, weight in weights.items()}:
             raise CheckpointError(
                 "the checkpoint's critic is not the one that [critic] and the model make; resume with the configuration, the model and the "
                 "version of respec that wrote it"
             )
         self._updates, self._optimizer_steps = int(state["updates"]), steps
-        self._optimizer.state.clear()
-        for name, parameter in self._named.items():
-            with torch.no_grad():
-                parameter.copy_(taken[f"weight.{name}"])
-            if steps:
-                moments = {moment: taken[f"{moment}.{name}"].to(parameter, copy=True) for moment in MOMENTS}
-                step = torch.tensor(float(steps), device=parameter.device)
-                self._optimizer.state[parameter] = {"step": step, **moments}
+        set_moments(self._optimizer, self._named, taken, steps)
+        with torch.no_grad():
+            for name, weight in weights.items():
+                self._named[name].copy_(weight)
 
     def _rate(self, index: int) -> float:
         step, cfg = self._updates * self._epochs * self._minibatches + index, self.config

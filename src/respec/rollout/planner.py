@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from respec.types import Load, Plan, Rollout, RoundRecord
+from respec.types import DraftCounts, Load, Plan, Rollout, RoundRecord
 
 
 class Planner(Protocol):
@@ -35,21 +35,6 @@ class DepthPlanner(Planner, Protocol):
         ...
 
 
-class Counts(Protocol):
-    """Sequences by depth: asked to draft, drafted; on the accepted path: could go on, had a node, had it accepted."""
-
-    @property
-    def asked_D(self) -> Sequence[float]: ...
-    @property
-    def drafted_D(self) -> Sequence[float]: ...
-    @property
-    def parents_D(self) -> Sequence[float]: ...
-    @property
-    def tested_D(self) -> Sequence[float]: ...
-    @property
-    def accepted_D(self) -> Sequence[float]: ...
-
-
 @runtime_checkable
 class ShadowPlanner(Planner, Protocol):
     """A planner that wants to know what idle look-up drafters would be worth, as decoding goes on."""
@@ -59,7 +44,7 @@ class ShadowPlanner(Planner, Protocol):
         """How deep it would have them draft; 0: it does not want to know."""
         ...
 
-    def shadow(self, drafter: str, counts: Counts) -> None:
+    def shadow(self, drafter: str, counts: DraftCounts) -> None:
         """What an idle drafter's guesses of late came to."""
         ...
 

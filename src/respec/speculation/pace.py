@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 
 from respec.speculation.controller import Controller
 from respec.speculation.decision import Decision
-from respec.speculation.shadow import Counts
 from respec.speculation.sharing import Shared, Sharing
-from respec.types import Load, Plan, Rollout, RoundRecord
+from respec.types import DraftCounts, Load, Plan, Rollout, RoundRecord
 
 # Sequences that what is seen of idle drafters is remembered over: fewer than of those in use, since it is to show the tail of this rollout.
 SEEN = 100.0
@@ -77,7 +76,7 @@ class PacedController:
         """Idle look-up drafters are to guess so deep."""
         return self.controller.acceptance.depth
 
-    def shadow(self, drafter: str, counts: Counts) -> None:
+    def shadow(self, drafter: str, counts: DraftCounts) -> None:
         """What an idle drafter's guesses of late came to."""
         self.controller.acceptance.observe_shadow(
             drafter,

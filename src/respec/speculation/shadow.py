@@ -4,28 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 from respec.speculation.acceptance import Acceptance
-from respec.types import RoundRecord
+from respec.types import DraftCounts, RoundRecord
 
 # A drafter that has drafted for so many sequences in a step is known. They tell 0.5 from 0.6; a step of use has thousands.
 WANTED = 200.0
-
-
-class Counts(Protocol):
-    """Sequences by depth: asked to draft, drafted; on the accepted path: could go on, had a node, had it accepted."""
-
-    @property
-    def asked_D(self) -> Sequence[float]: ...
-    @property
-    def drafted_D(self) -> Sequence[float]: ...
-    @property
-    def parents_D(self) -> Sequence[float]: ...
-    @property
-    def tested_D(self) -> Sequence[float]: ...
-    @property
-    def accepted_D(self) -> Sequence[float]: ...
 
 
 def wanting(rounds: Sequence[RoundRecord], drafters: Sequence[str]) -> dict[str, float]:
@@ -37,7 +21,7 @@ def wanting(rounds: Sequence[RoundRecord], drafters: Sequence[str]) -> dict[str,
 def replayed(
     acceptance: Acceptance,
     wanted: Mapping[str, float],
-    replays: Mapping[str, Callable[[Callable[[], bool]], Counts]],
+    replays: Mapping[str, Callable[[Callable[[], bool]], DraftCounts]],
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> None:

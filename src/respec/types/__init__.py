@@ -30,7 +30,7 @@ from respec.types.learning import (
     UpdateStats,
     WarmupStats,
 )
-from respec.types.rounds import Load, RolloutStats, RoundRecord
+from respec.types.rounds import DraftCounts, Load, RolloutStats, RoundRecord
 from respec.types.turns import Answer, Partner
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "Ask",
     "Batch",
     "CriticStats",
+    "DraftCounts",
     "EvalResult",
     "Finish",
     "Load",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from respec.types.drawing import Plan, Version
 
@@ -80,3 +82,18 @@ class RolloutStats:
     def accepted_length(self) -> float:
         """Tokens emitted per sequence and round, the bonus token included: 1 without speculation."""
         return self.tokens / self.sequence_rounds if self.sequence_rounds else 0.0
+
+
+class DraftCounts(Protocol):
+    """Sequences by depth: asked to draft, drafted; on the accepted path: could go on, had a node, had it accepted."""
+
+    @property
+    def asked_D(self) -> Sequence[float]: ...
+    @property
+    def drafted_D(self) -> Sequence[float]: ...
+    @property
+    def parents_D(self) -> Sequence[float]: ...
+    @property
+    def tested_D(self) -> Sequence[float]: ...
+    @property
+    def accepted_D(self) -> Sequence[float]: ...
