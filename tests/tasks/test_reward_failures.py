@@ -298,8 +298,8 @@ def test_ctrl_c_ends_quietly_in_the_worker():
     program, worker = _drive("worker.score([make_rollout(prompt, 'hang')])")
     # not before it waits for an answer: Python drops a KeyboardInterrupt that falls into a callback of an import
     assert _soon(Path("hanging").exists)
+    os.kill(worker, signal.SIGINT)  # first, while it is sure to be there
     os.killpg(program.pid, signal.SIGINT)  # what a terminal does: every process of the group
-    os.kill(worker, signal.SIGINT)
     _, errors = program.communicate(timeout=60)
     assert errors.count("Traceback (most recent call last)") == errors.count("\nKeyboardInterrupt") == 1, errors
     assert _gone(worker)
