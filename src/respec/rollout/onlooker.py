@@ -36,7 +36,7 @@ class Onlooker:
     """Looks on in one rollout, for a planner that wants to know of idle drafters; for any other it does nothing.
 
     One guess a drafter and sequence is open at a time; it is settled when the completion has gone that far, or has ended. Where time is short
-    a look is left out, and guesses are settled later.
+    a look is left out: guesses are settled later, and those about completions that ended meanwhile are lost.
     """
 
     def __init__(
