@@ -6,12 +6,34 @@ import ctypes
 import functools
 from collections.abc import Callable
 
+import psutil
+
+# What a process may grow before its free pages are looked for: memory that is given back has to be taken again page by page, which costs
+# a step of a small model more than all that its drafter learns.
+WORTH = 256 * 2**20
+
 
 def give_back() -> None:
     """Returns the heap's free pages; nothing happens where the C library is another. Takes milliseconds: for the end of a pass, not of a round."""
     trim = _trim()
     if trim is not None:
         trim(0)
+
+
+class Growth:
+    """Gives memory back once the process has grown by `worth` bytes since it last did, or since this began."""
+
+    def __init__(self, worth: int = WORTH) -> None:
+        self._worth, self._resident = worth, psutil.Process().memory_info().rss
+
+    def give_back(self) -> bool:
+        """For the end of a step: true where memory was looked for. Microseconds where it was not."""
+        process = psutil.Process()
+        if process.memory_info().rss < self._resident + self._worth:
+            return False
+        give_back()
+        self._resident = process.memory_info().rss
+        return True
 
 
 @functools.cache
