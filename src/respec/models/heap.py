@@ -21,18 +21,20 @@ def give_back() -> None:
 
 
 class Growth:
-    """Gives memory back once the process has grown by `worth` bytes since it last did, or since this began."""
+    """Gives memory back where the process stands `worth` bytes above what it was at the end of the first step, which had all there is to a step."""
 
     def __init__(self, worth: int = WORTH) -> None:
-        self._worth, self._resident = worth, psutil.Process().memory_info().rss
+        self._worth = worth
+        self._bound: int | None = None
 
     def give_back(self) -> bool:
-        """For the end of a step: true where memory was looked for. Microseconds where it was not."""
-        process = psutil.Process()
-        if process.memory_info().rss < self._resident + self._worth:
+        """For the end of a step: true where memory was given back. Microseconds where it was not."""
+        resident = psutil.Process().memory_info().rss
+        if self._bound is None:
+            self._bound = resident + self._worth
+        if resident < self._bound:
             return False
         give_back()
-        self._resident = process.memory_info().rss
         return True
 
 
