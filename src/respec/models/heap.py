@@ -10,7 +10,7 @@ import psutil
 
 # What a process may grow before its free pages are looked for: memory that is given back has to be taken again page by page, which costs
 # a step of a small model more than all that its drafter learns.
-WORTH = 256 * 2**20
+WORTH = 2**30
 
 
 def give_back() -> None:
