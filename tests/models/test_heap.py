@@ -42,9 +42,7 @@ print(growth.give_back())
 small = torch.ones(4 * 2**20)
 print(growth.give_back())
 large = torch.ones(32 * 2**20)
-print(growth.give_back())
-del large
-print(growth.give_back())
+print(growth.give_back(), growth.give_back())
 """
 
 

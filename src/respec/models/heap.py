@@ -21,7 +21,8 @@ def give_back() -> None:
 
 
 class Growth:
-    """Gives memory back where the process stands `worth` bytes above what it was at the end of the first step, which had all there is to a step."""
+    """Gives memory back where the process stands `worth` bytes above the end of the first step, which had all there is to a step, or above what
+    was left when memory was last given back."""
 
     def __init__(self, worth: int = WORTH) -> None:
         self._worth = worth
@@ -35,6 +36,7 @@ class Growth:
         if resident < self._bound:
             return False
         give_back()
+        self._bound = max(self._bound, psutil.Process().memory_info().rss + self._worth)
         return True
 
 
