@@ -71,6 +71,7 @@ class Follower:
             door = Sentinel(Plan(), self.engine.drafters, print)
             taught = config.model_copy(update={"drafter": learning})
             self.online = OnlineLearner(taught, head, self.drafter, door, print)
+            self.engine.between_rounds.append(self.online.share)
 
     def draw(self, asks: Sequence[Ask], config: Config) -> tuple[tuple[Rollout, ...], RolloutStats]:
         s = config.speculation.s

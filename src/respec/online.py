@@ -149,6 +149,11 @@ class OnlineLearner:
         self._growth.give_back()
         return metrics | {"time/drafter_s": watch.wall_s + time.perf_counter() - began}
 
+    def share(self) -> None:
+        """Between two rounds: an update that runs beside has its processor threads, and generation has them back once it is done."""
+        if self._beside is not None:
+            self._beside.share()
+
     def _judges_first(self, step: int) -> bool:
         """Whether this step's rollouts are judged by a pass of their own; else they are the update's one mini-batch, whose pass tells as much."""
         config = self._config
@@ -192,6 +197,7 @@ class OnlineLearner:
             return {}
         (future, learned_from), self._running = self._running, None
         done = future.result()
+        self.share()
         if done.failure:
             return dict(done.metrics) | self._failed(done.failure)
         self._door.admit(self.head, self._drafter.version + 1, learned_from)
@@ -222,7 +228,9 @@ class OnlineLearner:
         """Waits for the update under way, which is still to be adopted at its time; version and origin of the head in the making."""
         if self._running is not None:
             future, learned_from = self._running
-            if not future.result().failure:
+            failure = future.result().failure
+            self.share()
+            if not failure:
                 return self._drafter.version + 1, learned_from
         return self._drafter.version, self._drafter.learned_from
 
@@ -276,6 +284,7 @@ def online_learner(
     head = load_head(path)
     check_fits(head, policy.model)
     learner = OnlineLearner(config, head.to(policy.model.device), drafter, door, say)
+    engine.between_rounds.append(learner.share)
     if state is not None:
         learner.load_state_dict(state)
     return learner

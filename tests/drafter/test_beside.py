@@ -17,6 +17,7 @@ def test_its_threads_are_its_own_and_nobody_elses():
     before = torch.get_num_threads()
     beside = Beside(before + 2, CPU)
     assert beside.start(torch.get_num_threads).result() == before + 2
+    beside.share()
     assert torch.get_num_threads() == before
     later = []
     thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
@@ -31,6 +32,28 @@ def test_it_does_not_keep_the_caller_waiting():
     assert not work.done()
     gate.set()
     assert work.result() is True
+
+
+def test_work_under_way_has_its_threads_from_who_began_it():
+    own = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        beside, gate = Beside(1, CPU), threading.Event()
+        work = beside.start(gate.wait)
+        assert torch.get_num_threads() == 2
+        beside.share()
+        assert torch.get_num_threads() == 2
+        gate.set()
+        work.result()
+        beside.share()
+        assert torch.get_num_threads() == 3
+        greedy, gate = Beside(4, CPU), threading.Event()
+        work = greedy.start(gate.wait)
+        assert torch.get_num_threads() == 1, "whatever it wants, one is left"
+        gate.set()
+        work.result()
+    finally:
+        torch.set_num_threads(own)
 
 
 def test_its_gradients_are_the_callers_and_no_mode_of_the_callers_is_taken_over():

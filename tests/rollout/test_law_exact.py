@@ -6,6 +6,7 @@ In `rejection` only the distribution is equal (test_law_rejection.py); at temper
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Sequence
 
@@ -331,3 +332,20 @@ def test_proposers_tell_who_put_each_token_forward(make_policy, everybody, name)
     by = Proposer.SUFFIX if name == "previous" else Proposer[name.upper()]
     assert counted == sum(int((r.proposer_T == by).sum()) for r in drafted) == stats.accepted > 0
     assert sum(len(r.token_T) for r in drafted) == stats.tokens == sum(record.emitted for record in stats.round_R)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_processor_threads_may_change_between_two_rounds(make_policy, dtype):
+    """What learns beside generation has some of them, for as long as it takes."""
+    policy, own = make_policy(dtype=DTYPES[dtype]), torch.get_num_threads()
+    drawn = list[Sequence[Rollout]]()
+    try:
+        for threads in ((1,), (2,), (1, 3, 2)):
+            rounds, running = itertools.cycle(threads), engine(policy, dtype, drafters=[SuffixDrafter(1, 0.1, 10_000)])
+            running.between_rounds.append(lambda rounds=rounds: torch.set_num_threads(next(rounds)))
+            drawn.append(running.rollout(asks(), SAMPLING, Plan("suffix", 6, 1, 6))[0])
+    finally:
+        torch.set_num_threads(own)
+    for other in drawn[1:]:
+        for a, b in zip(drawn[0], other, strict=True):
+            assert np.array_equal(a.token_T, b.token_T) and np.array_equal(a.logprob_T, b.logprob_T)

@@ -2,13 +2,16 @@
 
 A thread rather than a process: PyTorch's operations let go of Python's lock while they run, and neither the head nor what it learns from
 has to be copied. `torch.set_num_threads` holds for the Python thread that calls it, and becomes what others take at their first operation.
+
+While the work is under way the thread that generates leaves it its processor threads: parallel regions end when their last thread does, and one
+without a core of its own keeps all the others waiting. (Work at the system's lowest priority was worse: it kept Python's lock while it waited.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,18 +22,21 @@ class Beside:
     """A thread that does one piece of work at a time, with `threads` processor threads."""
 
     def __init__(self, threads: int, device: torch.device) -> None:
-        own = torch.get_num_threads()
+        self._own, self._threads = torch.get_num_threads(), threads
+        self._work: Future[Any] | None = None
         self._pool = ThreadPoolExecutor(1, "drafter")
         self._pool.submit(_take_threads, threads).result()
         # threads that begin later, of whatever library, take the run's number
-        torch.set_num_threads(own)
+        torch.set_num_threads(self._own)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def start(self, work: Callable[[], T]) -> Future[T]:
         """Begins the work; `result()` waits for it and raises what it raised. What it reads must be left alone, and alive, until then."""
         stream = self._stream
         if stream is None:
-            return self._pool.submit(work)
+            self._work = done = self._pool.submit(work)
+            self.share()
+            return done
         stream.wait_stream(torch.cuda.current_stream(stream.device))
 
         def on_stream() -> T:
@@ -40,6 +46,12 @@ class Beside:
             return done
 
         return self._pool.submit(on_stream)
+
+    def share(self) -> None:
+        """Leaves work under way its processor threads, and takes all back where it has ended: for the thread that generates, between two rounds."""
+        if self._work is not None and self._work.done():
+            self._work = None
+        torch.set_num_threads(self._own if self._work is None else max(1, self._own - self._threads))
 
 
 def _take_threads(threads: int) -> None:

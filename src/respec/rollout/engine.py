@@ -72,6 +72,8 @@ class Engine:
         self._mode: Mode = mode
         self._max_nodes, self._lenience = max_nodes, lenience
         self.drafters: Mapping[str, Drafter] = {drafter.name: drafter for drafter in drafters}
+        # told after every round, of whatever rollout
+        self.between_rounds: list[Callable[[], None]] = []
         self._readers = [drafter for drafter in drafters if isinstance(drafter, FeatureDrafter)]
         self._cache: KVCache | None = None
 
@@ -142,6 +144,8 @@ class Engine:
                         done.append(request)
                     if on_round is not None:
                         on_round(record)
+                    for tell in self.between_rounds:
+                        tell()
             finally:
                 # an interrupted rollout leaves neither slots taken nor half-made drafts
                 for request in scheduler.active:
