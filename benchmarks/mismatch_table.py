@@ -25,28 +25,35 @@ def main(path: str) -> None:
     )
     print(
         "The mismatch is the mean of |log-probability by the trainer's policy before the step less that by the policy that sampled|, nats a token. Gain: "
-        "mean over the seeds ± its standard error. Against none: the gain's difference to the same rollouts without correction.\n"
+        "mean over the seeds ± its standard error. Against matched: the gain's difference to rollouts of the policy's own weights; against none: to the same rollouts "
+        "without correction.\n"
     )
-    print("| rollouts | correction | mismatch | accuracy after, by seed | gain | against none | worst drop |")
-    print("|---|---|---|---|---|---|---|")
+    print(
+        "| rollouts | correction | mismatch | accuracy after, by seed | gain | against matched | against none | worst drop |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
     for name, runs in result.named.items():
         source, way = name.split(", ")
-        print(_row(source, way, runs, result.named.get(f"{source}, none", []) if way != "none" else []))
+        none = result.named.get(f"{source}, none", []) if way != "none" else []
+        print(_row(source, way, runs, result.named["matched, none"] if source != "matched" else [], none))
     print(f"\n![Reward over tokens]({PICTURE.name})")
     rewards(result, PICTURE)
 
 
-def _row(source: str, way: str, runs: Runs, none: Runs) -> str:
+def _row(source: str, way: str, runs: Runs, matched: Runs, none: Runs) -> str:
     gained, error = gain(runs)
-    against = ""
-    if none:
-        other, its = gain(none)
-        against = f"{100 * (gained - other):+.1f} ± {100 * (error**2 + its**2) ** 0.5:.1f}"
     cells = (
         source, f"`{way}`", f"{mean(runs, 'mismatch'):.3f}", ", ".join(f"{100 * run['accuracy_after']:.1f}" for run in runs) + " %",
-        f"{100 * gained:+.1f} ± {100 * error:.1f}", against, f"{max(run['worst_drop'] for run in runs):.2f}",
+        f"{100 * gained:+.1f} ± {100 * error:.1f}", _against(runs, matched), _against(runs, none), f"{max(run['worst_drop'] for run in runs):.2f}",
     )  # fmt: skip
     return f"| {' | '.join(cells)} |"
+
+
+def _against(runs: Runs, others: Runs) -> str:
+    if not others:
+        return ""
+    (gained, error), (other, its) = gain(runs), gain(others)
+    return f"{100 * (gained - other):+.1f} ± {100 * (error**2 + its**2) ** 0.5:.1f}"
 
 
 if __name__ == "__main__":
