@@ -156,9 +156,16 @@ def recorded_steps(run: Path) -> int:
     return max(0, file.read_text().count("\n") - 1) if file.exists() else 0
 
 
-def rollouts_of(run: Path) -> dict[str, bytes]:
-    """Tokens, log-probabilities and rewards of every step, as they were written."""
-    return {file.name: file.read_bytes() for file in sorted((run / "rollouts").glob("*.jsonl"))}
+def rollouts_of(run: Path) -> dict[str, list[dict[str, Any]]]:
+    """Tokens, log-probabilities, entropies, versions and rewards of every step, as they were written. Who proposed a token, and in which round, is left out:
+    under `auto` that hangs on the clock, and the tokens do not."""
+    return {
+        file.name: [
+            {name: value for name, value in json.loads(line).items() if name not in ("proposer", "round")}
+            for line in file.read_text().splitlines()
+        ]
+        for file in sorted((run / "rollouts").glob("*.jsonl"))
+    }
 
 
 def last_state(run: Path) -> dict[str, Any]:

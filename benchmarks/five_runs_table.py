@@ -40,7 +40,7 @@ def main(path: str) -> None:
     print("\n## Killed and started again\n")
     print(
         "Each made small, run once as it is, and once more and killed (`SIGKILL`) when the step given was on the disk, which is after the last checkpoint; then "
-        "started again with the same command. Compared are the files of all rollouts (tokens, log-probabilities, rewards), byte by byte, and every tensor of the last "
+        "started again with the same command. Compared are all rollouts as they were written (tokens, log-probabilities, entropies, rewards) and every tensor of the last "
         "checkpoint (weights, moments, a critic's), bit by bit.\n"
     )
     print("| run | signal | killed after step | steps | tokens | rollouts | last checkpoint |")
