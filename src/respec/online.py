@@ -30,7 +30,7 @@ from respec.drafter.watcher import Watcher
 from respec.drafter.weighting import weigh
 from respec.errors import NonFiniteError
 from respec.models.eagle import EagleHead, check_fits, load_head, save_head
-from respec.models.heap import give_back
+from respec.models.heap import Growth
 from respec.models.load import Policy
 from respec.report.run_dir import RunDir
 from respec.rollout.draft.eagle import EagleDrafter
@@ -83,7 +83,7 @@ class OnlineLearner:
             temperature=rollout.temperature or 1.0,
             modes=tuple(mode for mode in MODES if mode == run.speculation.mode),
         )
-        self._learner = DrafterLearner(head, self._settings)
+        self._learner, self._growth = DrafterLearner(head, self._settings), Growth()
         self._replay = Replay(config.replay_mb, config.replay)
         self._gate = Gate(config.gate)
         self._beside = Beside(config.threads, head.lm_head.weight.device) if config.async_steps else None
@@ -146,7 +146,7 @@ class OnlineLearner:
             self._replay.pass_over()
         if self._beside is None:
             metrics |= self._adopt()
-        give_back()
+        self._growth.give_back()
         return metrics | {"time/drafter_s": watch.wall_s + time.perf_counter() - began}
 
     def _judges_first(self, step: int) -> bool:

@@ -30,3 +30,22 @@ def test_what_is_free_between_pieces_that_live_on_is_given_back():
     done = subprocess.run([sys.executable, "-c", FRAGMENTS], capture_output=True, text=True, check=True)
     assert float(done.stdout) > 20, "MiB, of the 32 that have been freed"
     assert resource.getpagesize() == 4096, "what the figure above is reckoned with"
+
+
+GROWTH = """
+import torch
+from respec.models.heap import Growth
+
+growth = Growth(worth=64 * 2**20)
+first = torch.ones(32 * 2**20)  # 128 MiB
+print(growth.give_back())
+small = torch.ones(4 * 2**20)
+print(growth.give_back())
+large = torch.ones(32 * 2**20)
+print(growth.give_back(), growth.give_back())
+"""
+
+
+def test_a_process_that_has_not_grown_is_left_alone():
+    done = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False", "True", "False"]
