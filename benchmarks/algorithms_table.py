@@ -5,61 +5,48 @@ python benchmarks/algorithms_table.py benchmarks/results/algorithms.json > docs/
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from picture import curves, mean_curve
-from short_runs import SPIKE, WINDOW, by_name, gain
+from short_runs import SPIKE, WINDOW, gain
+from short_table import Runs, mean, recorded, rewards
 
 PICTURE = Path("docs/algorithms.svg")
 
 
 def main(path: str) -> None:
-    result = json.loads(Path(path).read_text())
-    named = by_name(result["runs"])
-    at, seeds = result["provenance"], max(len(runs) for runs in named.values())
-    items = result["runs"][0]["items"]
+    result = recorded(path)
     print("# The named algorithms, side by side\n")
     print(
-        f"The demo model on chains of sums, {seeds} seeds each, one thread, {result['budget']:,} generated tokens a run (the step that passes it is the "
-        f"last); {items} held-out items at temperature 1, before and after. {at['processor']}; commit `{str(at['commit'])[:10]}`; `{path}`. "
-        f"Written by `benchmarks/algorithms.py`, which has the settings.\n"
+        f"The demo model on chains of sums, {result.seeds} seeds each, one thread, {result.budget:,} generated tokens a run (the step that passes it is the "
+        f"last); {result.items} held-out items at temperature 1, before and after. {result.where}. Written by `benchmarks/algorithms.py`.\n"
     )
     print(
         "Gain: mean over the seeds ± its standard error (of the items drawn, or of the seeds' spread where that is more). Worst drop: how far the mean "
         f"reward of {WINDOW} steps fell below its best before, the worst seed. Spikes: steps whose gradient is not finite or over {SPIKE:g} times the run's "
-        "median. Entropy: nats a token, of the last three steps.\n"
+        "median, the worst seed. Entropy: nats a token, of the last three steps. CPU time: of the process, generation, training and evaluation together.\n"
     )
     print(
-        "| algorithm | accuracy before | after, by seed | gain | in standard errors | worst drop | spikes | entropy | steps | CPU time |"
+        "| algorithm | accuracy before | after, by seed | gain | in standard errors | worst drop | spikes | entropy | steps | tokens trained | CPU time |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|")
-    for name, runs in named.items():
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    for name, runs in result.named.items():
         print(_row(name, runs))
     print(f"\n![Reward over tokens]({PICTURE.name})\n")
     print("Settings beside the preset and `examples/demo.toml`:\n")
-    for name, runs in named.items():
+    for name, runs in result.named.items():
         print(f"- `{name}`: {', '.join(f'`{setting}`' for setting in runs[0]['settings'][1:])}")
-    lines = {
-        name: mean_curve([run["curve"] for run in runs], "reward/mean", "tokens/total", WINDOW)
-        for name, runs in named.items()
-    }
-    curves(PICTURE, f"Mean reward of {WINDOW} steps, mean of {seeds} seeds", "generated tokens", "reward", lines)
+    rewards(result, PICTURE)
 
 
-def _row(name: str, runs: Sequence[Mapping[str, Any]]) -> str:
-    mean, error = gain(runs)
-    before = sum(run["accuracy_before"] for run in runs) / len(runs)
+def _row(name: str, runs: Runs) -> str:
+    gained, error = gain(runs)
     after = ", ".join(f"{100 * run['accuracy_after']:.1f}" for run in runs)
     failed = sum(run["failed"] is not None for run in runs)
     cells = (
-        f"`{name}`", f"{100 * before:.1f} %", f"{after} %", f"{100 * mean:+.1f} ± {100 * error:.1f}", f"{mean / error:.1f}",
+        f"`{name}`", f"{100 * mean(runs, 'accuracy_before'):.1f} %", f"{after} %", f"{100 * gained:+.1f} ± {100 * error:.1f}", f"{gained / error:.1f}",
         f"{max(run['worst_drop'] for run in runs):.2f}", f"{100 * max(run['spikes'] for run in runs):.0f} %" + (f", {failed} stopped" if failed else ""),
-        f"{sum(run['entropy_after'] for run in runs) / len(runs):.3f}", f"{sum(run['steps'] for run in runs) / len(runs):.0f}",
-        f"{sum(run['cpu_s'] for run in runs) / len(runs):.0f} s",
+        f"{mean(runs, 'entropy_after'):.3f}", f"{mean(runs, 'steps'):.0f}", f"{mean(runs, 'trained') / 1000:,.0f} k", f"{mean(runs, 'cpu_s'):.0f} s",
     )  # fmt: skip
     return f"| {' | '.join(cells)} |"
 

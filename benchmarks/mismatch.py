@@ -32,7 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=list(SOURCES), choices=list(SOURCES))
     parser.add_argument("--corrections", nargs="*", default=list(CORRECTIONS))
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument("--budget", type=int, default=BUDGET, help="generated tokens")
     parser.add_argument("--settings", nargs="*", default=list(SHARED), help="of every run")
     parser.add_argument("--folder", type=Path, default=Path("runs/mismatch"))
@@ -49,7 +49,7 @@ def main() -> None:
             given.budget,
             (*SOURCES[source], *given.settings, f'policy.correction="{way}"'),
         )
-        for seed in range(given.seeds)
+        for seed in given.seeds
         for source, way in ways
     ]
     write_result(given.out, {"what": "learning from rollouts of another policy", "budget": given.budget, "runs": runs})

@@ -5,61 +5,55 @@ python benchmarks/mismatch_table.py benchmarks/results/mismatch.json > docs/mism
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from picture import curves, mean_curve
-from short_runs import WINDOW, by_name, gain
+from short_runs import gain
+from short_table import Runs, mean, recorded, rewards
 
 PICTURE = Path("docs/mismatch.svg")
 
 
 def main(path: str) -> None:
-    result = json.loads(Path(path).read_text())
-    named = by_name(result["runs"])
-    at, seeds = result["provenance"], max(len(runs) for runs in named.values())
-    first = result["runs"][0]
-    shared = ", ".join(f"`{setting}`" for setting in first["settings"] if "correction" not in setting)
+    result = recorded(path)
+    settings = next(iter(result.named.values()))[0]["settings"]
+    shared = ", ".join(f"`{setting}`" for setting in settings if "correction" not in setting)
     print("# Learning from another policy's rollouts\n")
     print(
-        f"GRPO on the demo model, {seeds} seeds a way, one thread, {result['budget']:,} generated tokens a run; {shared}; {first['items']} held-out items at "
-        f"temperature 1, before and after, by the trained policy itself. {at['processor']}; commit `{str(at['commit'])[:10]}`; `{path}`. Written by "
-        "`benchmarks/mismatch.py`.\n"
+        f"GRPO on the demo model, {result.seeds} seeds a way, one thread, {result.budget:,} generated tokens a run; {shared}; {result.items} held-out items at "
+        f"temperature 1, before and after, by the trained policy itself. {result.where}. Written by `benchmarks/mismatch.py`.\n"
     )
     print(
         "The mismatch is the mean of |log-probability by the trainer's policy before the step less that by the policy that sampled|, nats a token. Gain: "
-        "mean over the seeds ± its standard error. Against none: the gain's difference to the same rollouts without correction.\n"
+        "mean over the seeds ± its standard error. Against matched: the gain's difference to rollouts of the policy's own weights; against none: to the same rollouts "
+        "without correction.\n"
     )
     print(
-        "| rollouts | correction | mismatch | accuracy after, by seed | gain | against none | worst drop |\n|---|---|---|---|---|---|---|"
+        "| rollouts | correction | mismatch | accuracy after, by seed | gain | against matched | against none | worst drop |"
     )
-    for name, runs in named.items():
+    print("|---|---|---|---|---|---|---|---|")
+    for name, runs in result.named.items():
         source, way = name.split(", ")
-        none = named.get(f"{source}, none", []) if way != "none" else []
-        print(_row(source, way, runs, none))
+        none = result.named.get(f"{source}, none", []) if way != "none" else []
+        print(_row(source, way, runs, result.named["matched, none"] if source != "matched" else [], none))
     print(f"\n![Reward over tokens]({PICTURE.name})")
-    lines = {
-        name: mean_curve([run["curve"] for run in runs], "reward/mean", "tokens/total", WINDOW)
-        for name, runs in named.items()
-    }
-    curves(PICTURE, f"Mean reward of {WINDOW} steps, mean of {seeds} seeds", "generated tokens", "reward", lines)
+    rewards(result, PICTURE)
 
 
-def _row(source: str, way: str, runs: Sequence[Mapping[str, Any]], none: Sequence[Mapping[str, Any]]) -> str:
-    mean, error = gain(runs)
-    against = ""
-    if none:
-        other, its = gain(none)
-        against = f"{100 * (mean - other):+.1f} ± {100 * (error**2 + its**2) ** 0.5:.1f}"
+def _row(source: str, way: str, runs: Runs, matched: Runs, none: Runs) -> str:
+    gained, error = gain(runs)
     cells = (
-        source, f"`{way}`", f"{sum(run['mismatch'] for run in runs) / len(runs):.3f}",
-        ", ".join(f"{100 * run['accuracy_after']:.1f}" for run in runs) + " %", f"{100 * mean:+.1f} ± {100 * error:.1f}", against,
-        f"{max(run['worst_drop'] for run in runs):.2f}",
+        source, f"`{way}`", f"{mean(runs, 'mismatch'):.3f}", ", ".join(f"{100 * run['accuracy_after']:.1f}" for run in runs) + " %",
+        f"{100 * gained:+.1f} ± {100 * error:.1f}", _against(runs, matched), _against(runs, none), f"{max(run['worst_drop'] for run in runs):.2f}",
     )  # fmt: skip
     return f"| {' | '.join(cells)} |"
+
+
+def _against(runs: Runs, others: Runs) -> str:
+    if not others:
+        return ""
+    (gained, error), (other, its) = gain(runs), gain(others)
+    return f"{100 * (gained - other):+.1f} ± {100 * (error**2 + its**2) ** 0.5:.1f}"
 
 
 if __name__ == "__main__":

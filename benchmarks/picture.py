@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
@@ -48,11 +49,60 @@ def curves(path: Path, title: str, x_name: str, y_name: str, named: Mapping[str,
         line = " ".join("{:.1f},{:.1f}".format(*at(x, y)) for x, y in curve)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
         parts.append(_text(WIDTH - RIGHT + 14, TOP + 10 + 19 * index, name, colour))
+    _write(path, parts, HEIGHT)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A curve with axes of its own; `dots` are (x, y, half the height of their bar)."""
+
+    title: str
+    line: Curve
+    dots: Sequence[tuple[float, float, float]]
+
+
+def panels(path: Path, shown: Sequence[Panel], x_name: str) -> None:
+    """Small pictures in rows of three, x and y each from its own least to its own greatest value."""
+    across, width, height = 3, WIDTH / 3, 190
+    rows = -(-len(shown) // across)
+    parts = [_text(LEFT, rows * height + 18, x_name)]
+    for index, panel in enumerate(shown):
+        left, top = index % across * width + 44, index // across * height + 30
+        parts += _panel(panel, left, top, width - 64, height - 60)
+    _write(path, parts, rows * height + 30)
+
+
+def _panel(panel: Panel, left: float, top: float, width: float, height: float) -> list[str]:
+    x_most = max(x for x, *_ in (*panel.line, *panel.dots))
+    values = [y for _, y in panel.line] + [y + sign * half for _, y, half in panel.dots for sign in (-1, 1)]
+    low, spread = min(values), (max(values) - min(values)) or 1.0
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return left + width * x / x_most, top + height * (1 - (y - low) / spread)
+
+    parts = [_text(left, top - 10, panel.title, size=13)]
+    for share in (0.0, 0.5, 1.0):
+        y = at(0, low + share * spread)[1]
+        parts.append(f'<line x1="{left:.1f}" y1="{y:.1f}" x2="{left + width:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
+        parts.append(_text(left - 34, y + 4, f"{low + share * spread:.2f}"))
+        parts.append(_text(left + share * width - 6, top + height + 16, f"{share * x_most:.0f}"))
+    line = " ".join("{:.1f},{:.1f}".format(*at(x, y)) for x, y in panel.line)
+    parts.append(f'<polyline points="{line}" fill="none" stroke="{COLOURS[0]}" stroke-width="1.8"/>')
+    for x, y, half in panel.dots:
+        (across, upper), (_, lower), (_, middle) = at(x, y + half), at(x, y - half), at(x, y)
+        parts.append(
+            f'<line x1="{across:.1f}" y1="{upper:.1f}" x2="{across:.1f}" y2="{lower:.1f}" stroke="{COLOURS[1]}" stroke-width="1.5"/>'
+        )
+        parts.append(f'<circle cx="{across:.1f}" cy="{middle:.1f}" r="3" fill="{COLOURS[1]}"/>')
+    return parts
+
+
+def _write(path: Path, parts: Sequence[str], height: float) -> None:
     body = "\n".join(parts)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">\n'
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>\n{body}\n</svg>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" font-family="sans-serif" font-size="12">\n'
+        f'<rect width="{WIDTH}" height="{height:g}" fill="white"/>\n{body}\n</svg>\n'
     )
 
 

@@ -24,7 +24,7 @@ from respec.standalone import evaluate_alone, model_of
 
 # What all of them have in common, beside examples/demo.toml.
 COMMON = (
-    "run.threads=1", "run.steps=1000", "run.compare_plain_every=0", "eval.every=0", "eval.final_items=400",
+    "run.threads=1", "run.steps=1000", "run.compare_plain_every=0", "eval.every=0", "eval.final_items=300",
     "checkpoint.every_steps=8", "checkpoint.keep=1", "report.tensorboard=false", "report.rollouts_per_step=1",
 )  # fmt: skip
 RESULT = "short_run.json"
@@ -36,12 +36,24 @@ CURVE = ("reward/mean", "policy/entropy", "policy/grad_norm", "policy/mismatch_m
 
 
 class Counting(PlainView):
-    """Counts the tokens that the run has drawn, and says nothing."""
+    """Counts the tokens that the run has drawn, and says nothing but what is wrong. Keeps the CPU seconds spent in the run's folder, after every step, since
+    a run may take several processes to its end."""
 
     tokens = 0.0
 
+    def __init__(self, name: str, kept: Path) -> None:
+        super().__init__(name, 1, write=lambda line: None)
+        self._file = kept / "cpu_s"
+        self._earlier = float(self._file.read_text()) if self._file.exists() else 0.0
+        self._began = time.process_time()
+
+    @property
+    def cpu_s(self) -> float:
+        return self._earlier + time.process_time() - self._began
+
     def step(self, step: int, metrics: Mapping[str, float], past: bool = False) -> None:
         self.tokens = metrics["tokens/total"]
+        self._file.write_text(f"{self.cpu_s:.2f}")
 
     def phase(self, name: str, total: int | None = None) -> None:
         """Not shown."""
@@ -60,14 +72,13 @@ def short_run(folder: Path, name: str, seed: int, budget: int, settings: Sequenc
     if (kept / RESULT).exists():
         return json.loads((kept / RESULT).read_text())
     own = (f"run.seed={seed}", f"run.dir={json.dumps(str(kept))}", *COMMON, *settings)
-    config, view = load_config(Path("examples/demo.toml"), own), Counting(name, 1)
-    began, failed = time.process_time(), None
+    config, view, failed = load_config(Path("examples/demo.toml"), own), Counting(name, kept), None
     try:
         train(config, view, lambda: view.tokens >= budget)
     except NonFiniteError as error:
         failed = str(error)
     result = _summary(kept, config, failed) | {
-        "name": name, "seed": seed, "settings": list(settings), "cpu_s": time.process_time() - began, "commit": commit(),
+        "name": name, "seed": seed, "settings": list(settings), "cpu_s": view.cpu_s, "commit": commit(),
     }  # fmt: skip
     (kept / RESULT).write_text(json.dumps(result, indent=1) + "\n")
     after, before = result["accuracy_after"], result["accuracy_before"]
@@ -81,12 +92,12 @@ def short_run(folder: Path, name: str, seed: int, budget: int, settings: Sequenc
 def _summary(kept: Path, config: Config, failed: str | None) -> dict[str, Any]:
     lines = [json.loads(line) for line in (kept / "metrics.jsonl").read_text().splitlines()]
     steps = lines[1:]
-    after = evaluate_alone(config, Counting("evaluation", 1), Path(model_of(str(kept))))
+    after = evaluate_alone(config, Counting("evaluation", kept), Path(model_of(str(kept))))
     norms = [line["policy/grad_norm"] for line in steps]
     return {
         "accuracy_before": lines[0]["eval/accuracy"], "se_before": lines[0]["eval/se"], "accuracy_after": after.accuracy,
         "se_after": after.standard_error, "items": after.items, "length_after": after.mean_length, "steps": len(steps),
-        "tokens": steps[-1]["tokens/total"], "worst_drop": worst_drop([line["reward/mean"] for line in steps]),
+        "tokens": steps[-1]["tokens/total"], "trained": sum(line["policy/tokens"] for line in steps), "worst_drop": worst_drop([line["reward/mean"] for line in steps]),
         "spikes": float(np.mean([not math.isfinite(n) or n > SPIKE * float(np.median(norms)) for n in norms])),
         "entropy_after": float(np.mean([line["policy/entropy"] for line in steps[-3:]])),
         "mismatch": float(np.mean([line["policy/mismatch_mean"] for line in steps])), "failed": failed,

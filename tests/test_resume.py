@@ -136,6 +136,26 @@ def test_the_critic_goes_on_where_it_was(tmp_path):
     assert any(name.startswith("critic/exp_avg.") for name in theirs)
 
 
+DISTILLED = (
+    "teacher.loss=reverse_kl", "teacher.reward_weight=0.0", "policy.lr=1e-3", "policy.decay=cosine", "policy.warmup_steps=2", "eval.every=0",
+    "policy.aggregation=token_mean",
+)  # fmt: skip
+
+
+def test_distillation_goes_on_with_its_teacher(whole, tmp_path):
+    """The teacher is the last policy of another run; the rate follows a schedule over the whole run."""
+    ours, theirs = tmp_path / "killed", tmp_path / "whole"
+    taught = (f"teacher.path={whole}", *DISTILLED)
+    done = run(theirs, *taught)
+    assert done.returncode == 0, done.stderr
+    kill_and_go_on(ours, 3, *taught)
+    assert recorded(ours) == recorded(theirs)
+    one, other = (load_file(path / "checkpoints/000006/model.safetensors") for path in (ours, theirs))
+    assert all((one[name] == other[name]).all() for name in one)
+    gaps = [line["distill/reverse_kl"] for line in recorded(theirs)[0][1:]]
+    assert all(gap > 0 for gap in gaps)
+
+
 def test_a_group_of_one_is_refused_where_groups_are_compared(tmp_path):
     done = run(tmp_path / "run", "rollout.group_size=1")
     assert done.returncode == 2 and "as estimator 'group' does; use 2 or more (got 1)" in done.stderr

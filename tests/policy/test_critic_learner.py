@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from respec.config import parse_config
+from respec.config import Config, parse_config
 from respec.errors import CheckpointError, ConfigError, NonFiniteError
 from respec.policy.advantages import advantages
 from respec.policy.critic_learner import CriticLearner, critic_learner, explained_variance, value_loss
 from respec.policy.learner import PolicyLearner
-from respec.types import ScoredRollout
+from respec.types import Sampling, ScoredRollout
 
 
-def configured(critic: dict | None = None, policy: dict | None = None, steps: int = 6):
-    tree = {"model": {"path": "x"}, "task": {"dataset": "chain_sum"}, "run": {"steps": steps}}
+def configured(
+    critic: dict | None = None, policy: dict | None = None, steps: int = 6, rollout: dict | None = None
+) -> Config:
+    tree = {"model": {"path": "x"}, "task": {"dataset": "chain_sum"}, "run": {"steps": steps}, "rollout": rollout or {}}
     return parse_config(tree | {"policy": {"algorithm": "ppo"} | (policy or {}), "critic": critic or {}})
 
 
@@ -120,6 +122,24 @@ def test_vtrace_weighs_by_the_policy_as_it_is_now(make_policy, scored) -> None:
         np.testing.assert_allclose(sample.advantage_T[-1], want, rtol=1e-6, atol=1e-6)
     with pytest.raises(ConfigError, match=r"set policy\.correction to 'none'"):
         CriticLearner(make_policy(), configured(policy={"estimator": "vtrace", "correction": "tis"}))
+
+
+def test_log_ratios_are_at_the_temperature_each_rollout_was_drawn_at(make_policy, make_rollout) -> None:
+    """Two rollouts of the same tokens, one at the run's temperature and one at its own: their ratios differ, each as if all were of its temperature."""
+    own = dataclasses.replace(make_rollout(0, 0, 6), sampling=Sampling(6, 0.5))
+    mixed, hot, cold = (
+        CriticLearner(
+            make_policy(), configured(policy={"estimator": "vtrace"}, rollout={"temperature": degree})
+        ).log_ratios(rollouts)
+        for degree, rollouts in (
+            (1.0, [make_rollout(1, 0, 4), own, make_rollout(0, 0, 6)]),
+            (1.0, [make_rollout(1, 0, 4), make_rollout(0, 0, 6)]),
+            (0.5, [make_rollout(0, 0, 6)]),
+        )
+    )
+    for got_T, want_T in zip(mixed, (hot[0], cold[0], hot[1]), strict=True):
+        np.testing.assert_allclose(got_T, want_T, rtol=1e-12, atol=1e-12)
+    assert abs(cold[0] - hot[1]).max() > 0.1
 
 
 @pytest.mark.parametrize("kind", ["separate", "lora"])

@@ -18,9 +18,8 @@ from respec.drafter.losses import BY_TOKEN, LOSSES, e2e_tv
 from respec.drafter.unroll import Unrolled, unroll
 from respec.errors import CheckpointError, ConfigError, NonFiniteError
 from respec.models.eagle import EagleHead
+from respec.models.moments import moments, set_moments
 from respec.types import Mode
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -132,32 +131,25 @@ class DrafterLearner:
 
         The tensors share memory with the head and the optimizer: write or copy them before the next step.
         """
-        state: dict[str, Tensor | int] = {"updates": self.updates}
-        for name, parameter in self._named.items():
-            state[f"weight.{name}"] = parameter.detach()
-            if kept := self._optimizer.state.get(parameter):
-                state |= {f"{moment}.{name}": kept[moment] for moment in MOMENTS}
-        return state
+        weights = {f"weight.{name}": parameter.detach() for name, parameter in self._named.items()}
+        return {"updates": self.updates, **weights, **moments(self._optimizer, self._named)}
 
     def load_state_dict(self, state: Mapping[str, Tensor | int]) -> None:
         """Takes up a saved state; the learner then goes on bit for bit. Raises CheckpointError if it is of another head."""
         taken = {key: value for key, value in state.items() if isinstance(value, Tensor)}
         updates = int(state.get("updates", -1))
-        kinds = ("weight", *MOMENTS) if updates > 0 else ("weight",)
-        expected = {f"{kind}.{name}": p.shape for name, p in self._named.items() for kind in kinds}
-        if updates < 0 or expected != {key: value.shape for key, value in taken.items()}:
+        weights = {name: taken.pop(key) for name in self._named if (key := f"weight.{name}") in taken}
+        own = {name: parameter.shape for name, parameter in self._named.items()}
+        if updates < 0 or own != {name: weight.shape for name, weight in weights.items()}:
             raise CheckpointError(
                 "the checkpoint's drafter is of another shape than the head of speculation.drafter_path; resume with the head that the "
                 "run began with"
             )
+        set_moments(self._optimizer, self._named, taken, updates)
         self.updates = updates
-        self._optimizer.state.clear()
-        for name, parameter in self._named.items():
-            with torch.no_grad():
-                parameter.copy_(taken[f"weight.{name}"])
-            if updates:
-                moments = {moment: taken[f"{moment}.{name}"].to(parameter, copy=True) for moment in MOMENTS}
-                self._optimizer.state[parameter] = {"step": torch.tensor(float(updates)), **moments}
+        with torch.no_grad():
+            for name, weight in weights.items():
+                self._named[name].copy_(weight)
 
 
 def drafter_loss(unrolled: Unrolled, name: str, depth_decay: float) -> Float[Tensor, ""]:

@@ -15,10 +15,11 @@ from torch import Tensor
 from respec.config import Config
 from respec.errors import CheckpointError, ConfigError
 from respec.models.load import Policy
+from respec.models.moments import moments, set_moments
 from respec.policy.critic import KINDS
 from respec.policy.logprobs import token_logprobs
-from respec.policy.optim import adamw, checked_step, learning_rate, moments, set_moments
-from respec.policy.pack import bins, lay_out, length_of
+from respec.policy.optim import adamw, checked_step, learning_rate
+from respec.policy.pack import bins, by_temperature, lay_out, length_of
 from respec.policy.presets import resolve
 from respec.policy.valued import OFF_POLICY, VALUED
 from respec.types import Batch, CriticStats, Rollout, Sample
@@ -79,16 +80,20 @@ class CriticLearner:
 
     @torch.no_grad()
     def log_ratios(self, rollouts: Sequence[Rollout]) -> tuple[Float64[np.ndarray, "T"], ...]:
-        """log(old / rollout) of each token, by one more forward pass of the policy; zeros for an estimator that does not read them."""
+        """log(old / rollout) of each token, at the temperature it was drawn at, by one more forward pass of the policy; zeros for an estimator that does
+        not read them."""
         if not self._off_policy:
             return tuple(np.zeros(len(rollout.token_T)) for rollout in rollouts)
         found: list[np.ndarray] = [np.empty(0)] * len(rollouts)
-        for indices in bins([length_of(rollout) for rollout in rollouts], self._budget):
-            members = [rollouts[i] for i in indices]
-            old_C, _ = token_logprobs(self._policy.model, self._laid_out(members), self._logit_chunk)
-            ends = np.cumsum([len(rollout.token_T) for rollout in members])[:-1]
-            for i, old_T in zip(indices, np.split(old_C.double().cpu().numpy(), ends), strict=True):
-                found[i] = old_T - rollouts[i].logprob_T
+        for temperature, alike in by_temperature(rollouts, self._temperature).items():
+            for places in bins([length_of(rollouts[i]) for i in alike], self._budget):
+                indices = [alike[place] for place in places]
+                members = [rollouts[i] for i in indices]
+                batch = dataclasses.replace(self._laid_out(members), temperature=temperature)
+                old_C, _ = token_logprobs(self._policy.model, batch, self._logit_chunk)
+                ends = np.cumsum([len(rollout.token_T) for rollout in members])[:-1]
+                for i, old_T in zip(indices, np.split(old_C.double().cpu().numpy(), ends), strict=True):
+                    found[i] = old_T - rollouts[i].logprob_T
         return tuple(found)
 
     def update(self, samples: Sequence[Sample]) -> CriticStats:

@@ -13,11 +13,12 @@ import torch
 from respec.config import PolicyConfig
 from respec.errors import CheckpointError, ConfigError, NonFiniteError, TaskError
 from respec.models.load import Policy
+from respec.models.moments import moments, set_moments
 from respec.policy.corrections import CORRECTIONS
 from respec.policy.divergence import Head
 from respec.policy.logprobs import Watch, token_logprobs, token_pass
 from respec.policy.losses import AGGREGATIONS, SURROGATES, Counts
-from respec.policy.optim import adamw, checked_step, learning_rate, moments, set_moments
+from respec.policy.optim import adamw, checked_step, learning_rate
 from respec.policy.pack import pack
 from respec.policy.presets import bounds_of, resolve
 from respec.policy.recomputation import free_activations, is_wanted, recomputing

@@ -19,15 +19,21 @@ def pack(samples: Sequence[Sample], tokens_per_microbatch: int, temperature: flo
     A sequence longer than the budget gets a batch of its own; sequences of one batch are of neighbouring lengths, so that
     attention pads little. Depends on the samples and their order alone. Raises TaskError for a prompt without tokens.
     """
-    alike: dict[float, list[Sample]] = {}
-    for sample in samples:
-        own = sample.scored.rollout.sampling
-        alike.setdefault(temperature if own is None else own.temperature, []).append(sample)
+    rollouts = [sample.scored.rollout for sample in samples]
     return tuple(
-        _lay_out([members[i] for i in indices], degree)
-        for degree, members in alike.items()
-        for indices in bins([length_of(sample.scored.rollout) for sample in members], tokens_per_microbatch)
+        _lay_out([samples[members[i]] for i in indices], degree)
+        for degree, members in by_temperature(rollouts, temperature).items()
+        for indices in bins([length_of(rollouts[i]) for i in members], tokens_per_microbatch)
     )
+
+
+def by_temperature(rollouts: Sequence[Rollout], temperature: float) -> dict[float, list[int]]:
+    """Indices of the rollouts by the temperature they were drawn at: their own, or `temperature`; in order."""
+    alike: dict[float, list[int]] = {}
+    for index, rollout in enumerate(rollouts):
+        own = rollout.sampling
+        alike.setdefault(temperature if own is None else own.temperature, []).append(index)
+    return alike
 
 
 def bins(lengths: Sequence[int], budget: int) -> list[list[int]]:
