@@ -90,7 +90,13 @@ class RespecRollouts:
             raise ConfigError(
                 "drafter.learn is on, but drafter 'eagle' is not among those of speculation; name it there, with drafter_path"
             )
-        self._dtype, self._seed, self._max_batch, self._greedy_eval, self._say = dtype, seed, max_batch, greedy_eval, say
+        self._dtype, self._seed, self._max_batch, self._greedy_eval, self._say = (
+            dtype,
+            seed,
+            max_batch,
+            greedy_eval,
+            say,
+        )
         self._serving: Serving | None = None
         self._trainer: Trainer = None
         self._published: tuple[int, int] = (-1, 0)
@@ -105,11 +111,15 @@ class RespecRollouts:
         if self._serving is None:
             self._begin(trainer)
         elif trainer is not self._trainer:
-            raise ConfigError("these rollouts are another trainer's; make a RespecRollouts of its own for each GRPOTrainer")
+            raise ConfigError(
+                "these rollouts are another trainer's; make a RespecRollouts of its own for each GRPOTrainer"
+            )
         training = trainer.model.training
         weights_s = self._renew(trainer)
         prompt_ids = [list(map(int, ids)) for ids in trainer._tokenize_prompts(prompts)[0]]
-        asks, place_of = _asks(prompt_ids, Stream.TRAIN if training else Stream.EVAL, self._draw(trainer) if training else 0)
+        asks, place_of = _asks(
+            prompt_ids, Stream.TRAIN if training else Stream.EVAL, self._draw(trainer) if training else 0
+        )
         serving, sampling = self._serving, sampling_of(trainer, greedy=self._greedy_eval and not training)
         assert serving is not None
         self.rollouts, stats = serving.engine.rollout(asks, sampling, serving.planner.under(sampling))
@@ -119,7 +129,7 @@ class RespecRollouts:
         serving.planner.take_decisions()
         metrics = drawing(stats) | planned(stats, self._speculation.wanted) | {"time/weights_s": weights_s}
         _log(trainer, metrics)
-        drawn = {at: rollout for at, rollout in zip(place, self.rollouts, strict=True)}
+        drawn = dict(zip(place, self.rollouts, strict=True))
         return {
             "prompt_ids": prompt_ids,
             "completion_ids": [drawn[i].token_T.tolist() for i in range(len(prompts))],

@@ -98,9 +98,7 @@ def lessons(
     return Lessons(online, policy.model, sampling) if online is not None else None
 
 
-def rewards_of(
-    trainer: Any, completions: int
-) -> tuple[Float64[np.ndarray, "R"], Float64[np.ndarray, "R"]]:
+def rewards_of(trainer: Any, completions: int) -> tuple[Float64[np.ndarray, "R"], Float64[np.ndarray, "R"]]:
     """Rewards and advantages of the last generation, in the trainer's order, of `completions` completions or more; a completion that no reward
     function could score has 0. Where TRL does not keep them, all are alike."""
     logs = getattr(trainer, "_logs", {})

@@ -99,11 +99,17 @@ def _refuse_adapters(model: Any, name: str) -> None:
             f"'{name}' has adapters {sorted(model.peft_config)} with {list(model.active_adapters)} in use; handled is one LoRA or DoRA adapter named "
             f"'{NAME}', as peft_config=LoraConfig(...) gives"
         )
-    more = [key for key in ("modules_to_save", "layer_replication", "trainable_token_indices") if getattr(config, key, None)]
+    more = [
+        key for key in ("modules_to_save", "layer_replication", "trainable_token_indices") if getattr(config, key, None)
+    ]
     if config.bias != "none" or getattr(config, "lora_bias", False) or more:
         raise ModelError(
             f"the adapter of '{name}' has {', '.join(more) or 'biases'}; handled are LoRA and DoRA on linear layers, without biases"
         )
-    odd = {type(m).__name__ for m in model.modules() if hasattr(m, "lora_A") and not isinstance(m.base_layer, torch.nn.Linear)}
+    odd = {
+        type(m).__name__
+        for m in model.modules()
+        if hasattr(m, "lora_A") and not isinstance(m.base_layer, torch.nn.Linear)
+    }
     if odd:
         raise ModelError(f"the adapter of '{name}' is on layers that are not linear ({', '.join(sorted(odd))})")

@@ -100,7 +100,9 @@ METRICS: dict[str, Metric] = {
     "rollout/prompt_tokens": Metric("tokens", "count", "prompt tokens prefilled in this step"),
     "rollout/rounds": Metric("rounds", "count", "decode rounds of this step"),
     "plan/*": Metric(
-        "share", "mean over rounds", "decode rounds that this drafter drafted in; off: plain decoding (in TRL's log only)"
+        "share",
+        "mean over rounds",
+        "decode rounds that this drafter drafted in; off: plain decoding (in TRL's log only)",
     ),
     "drafter/loss": Metric("loss", "mean over mini-batches", "the drafter's distillation loss"),
     "drafter/grad_norm": Metric("norm", "mean over mini-batches", "the drafter's gradient norm before clipping"),
