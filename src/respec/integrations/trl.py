@@ -62,7 +62,7 @@ class RespecRollouts:
     `speculation` has the keys of the section [speculation] of our configuration, `drafter` those of [drafter]: with `{"learn": True}` the head of
     drafter `eagle` follows the policy. `dtype` is the engine's: `trainer` takes the one that the trainer multiplies in, so that rollouts are as
     much on policy as TRL's own; or `auto`, `bfloat16`, `float32`, `float64`, `int8`. `seed` keys every random number, None: the trainer's.
-    `max_batch` completions are drawn at once. `greedy_eval` has evaluations take the most probable tokens; else they are sampled as in
+    `max_batch` completions are drawn at once, None: a generation's, up to 64. `greedy_eval` has evaluations take the most probable tokens; else they are sampled as in
     training, as TRL does. `say` gets lines for the user.
 
     Raises ConfigError for settings that do not go together, here or, of those of the trainer, when it first asks for rollouts, ModelError for a model
@@ -76,7 +76,7 @@ class RespecRollouts:
         *,
         dtype: str = "trainer",
         seed: int | None = None,
-        max_batch: int = 64,
+        max_batch: int | None = None,
         greedy_eval: bool = False,
         say: Callable[[str], None] = print,
     ) -> None:
@@ -156,9 +156,10 @@ class RespecRollouts:
         asked, step = self._speculation, trainer.state.global_step
         sampling = sampling_of(trainer, greedy=False)
         decoder, drafters = publish(policy, dtype, step), make_drafters(asked, policy, dtype, step)
-        engine = Engine(decoder, policy.tokenizer, policy.eos_token_ids, seed, self._max_batch, drafters=drafters)
+        batch = self._max_batch or min(64, trainer.args.generation_batch_size)
+        engine = Engine(decoder, policy.tokenizer, policy.eos_token_ids, seed, batch, drafters=drafters)
         planner = make_planner(
-            asked, decoder, policy.tokenizer, drafters, self._max_batch, 128 + sampling.max_new_tokens // 4, self._say
+            asked, decoder, policy.tokenizer, drafters, batch, 128 + sampling.max_new_tokens // 4, self._say
         )
         first = partial(first_head, asked, policy) if asked.drafter_path else None
         door = Sentinel(planner, engine.drafters, self._say, first)
