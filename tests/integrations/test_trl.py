@@ -180,9 +180,10 @@ def test_prompts_are_tokenized_as_in_trls_own_generation(tmp_path, chat):
 
 
 def test_a_killed_and_resumed_run_draws_what_one_never_killed_does(tmp_path):
-    """Law 8; a checkpoint lies between two generations."""
+    """Law 8; a checkpoint lies between two generations, and within an epoch: TRL begins each anew with the order of the first."""
     whole, stopped, resumed = (Kept(quiet()) for _ in range(3))
-    saved = {"save_strategy": "steps", "save_steps": 2, "gradient_accumulation_steps": 2}
+    prompts = [f"{i} + {i + 1} =\n" for i in range(9)] + [f"{i} - {i - 1} =\n" for i in range(2, 9)]
+    saved = {"save_strategy": "steps", "save_steps": 2, "gradient_accumulation_steps": 2, "prompts": prompts}
     trainer = grpo(tmp_path / "whole", whole, max_steps=4, **saved)
     trainer.train()
     grpo(tmp_path / "stopped", stopped, max_steps=2, **saved).train()

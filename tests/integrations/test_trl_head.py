@@ -94,7 +94,7 @@ def test_without_trls_log_of_rewards_all_weigh_alike():
 
 
 def test_a_resumed_run_goes_on_with_the_head_and_its_learner(head, tmp_path):
-    saved = {"save_strategy": "steps", "save_steps": 2, "prompts": PROMPTS}
+    saved = {"save_strategy": "steps", "save_steps": 2, "prompts": [*PROMPTS, "2 + 2 =\n", "7 - 4 =\n"]}
     drafter = {"replay": 0.5, "share": 0.5}
     whole, stopped = Kept(learning(head, **drafter)), Kept(learning(head, **drafter))
     grpo(tmp_path / "whole", whole, max_steps=3, **saved).train()

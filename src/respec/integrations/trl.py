@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import TrainerCallback
 
 from respec.adaptive import make_planner
@@ -43,6 +44,8 @@ from respec.weights.publish import publish
 from respec.weights.swap import swap
 
 FOLDER = "respec"
+# A head has random weights until it is read. TRL shuffles by torch's own generator: a number of it that we took would change the policy's training.
+UNDISTURBED = torch.random.fork_rng(devices=[])
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ class RespecRollouts:
         # of the last generation, in canonical order
         self.rollouts: tuple[Rollout, ...] = ()
 
+    @UNDISTURBED
     def __call__(self, prompts: Sequence[Any], trainer: Trainer) -> dict[str, Any]:
         """A completion of each prompt, as TRL wants it: token ids, and the log-probabilities that they were sampled with."""
         refuse_trainer(trainer)
@@ -196,6 +200,7 @@ class RespecRollouts:
         estimate_idle(serving.planner, serving.engine, self._speculation, self.rollouts, stats, agreed)
         learn_histories(serving.engine, self.rollouts)
 
+    @UNDISTURBED
     def _step_ended(self) -> None:
         if self._serving is not None and self._serving.lessons is not None:
             metrics = self._serving.lessons.learn(self._trainer, self._trainer.state.global_step)
