@@ -47,6 +47,7 @@ class Lessons:
         self._looked = Looked()
         self._unweighted: list[Example] = []
         self._place: list[int] = []
+        self._drawn = 0
 
     def see(self, rollouts: Sequence[Rollout], place: Sequence[int], step: int) -> None:
         """Looks at a choice of a generation's rollouts; `place` says where the trainer has each of them. `step` is the one they are drawn for."""
@@ -55,13 +56,13 @@ class Lessons:
         with _packed(self._model):
             seen = capture(self._model, self.online.head.shape.taps, [rollouts[i] for i in chosen], self._sampling)
         self._unweighted = [replace(example, version=step - 1) for example in seen]
-        self._place = [place[i] for i in chosen]
+        self._place, self._drawn = [place[i] for i in chosen], len(rollouts)
         self._looked = replace(self._looked, wall_s=self._looked.wall_s + time.perf_counter() - began)
 
     def settle(self, trainer: Any) -> None:
         """Gives what was seen last the weights that its rewards make."""
         if self._unweighted:
-            rewards, advantages = rewards_of(trainer, max(self._place) + 1)
+            rewards, advantages = rewards_of(trainer, self._drawn)
             weights = self.online.weights(rewards[self._place], advantages[self._place])
             weighed = [replace(e, weight=float(w)) for e, w in zip(self._unweighted, weights, strict=True)]
             self._looked, self._unweighted = replace(self._looked, examples=[*self._looked.examples, *weighed]), []
@@ -99,14 +100,13 @@ def lessons(
 
 
 def rewards_of(trainer: Any, completions: int) -> tuple[Float64[np.ndarray, "R"], Float64[np.ndarray, "R"]]:
-    """Rewards and advantages of the last generation, in the trainer's order, of `completions` completions or more; a completion that no reward
-    function could score has 0. Where TRL does not keep them, all are alike."""
+    """Rewards and advantages of the last generation's completions, in the trainer's order; a completion that no reward function could score has 0. Where TRL does not keep them, all are alike."""
     logs = getattr(trainer, "_logs", {})
     advantages, by_name = list(logs.get("advantages", ())), logs.get("rewards", {})
     if len(advantages) < completions or any(len(values) != len(advantages) for values in by_name.values()):
         return np.zeros(completions), np.zeros(completions)
-    parts = np.nan_to_num(np.array([list(by_name[name]) for name in trainer.reward_func_names], float))
-    return np.array(trainer.reward_weights.tolist()) @ parts, np.array(advantages, float)
+    parts = np.nan_to_num(np.array([list(by_name[name])[-completions:] for name in trainer.reward_func_names], float))
+    return np.array(trainer.reward_weights.tolist()) @ parts, np.array(advantages[-completions:], float)
 
 
 @contextmanager
