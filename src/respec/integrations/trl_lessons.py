@@ -100,7 +100,8 @@ def lessons(
 
 
 def rewards_of(trainer: Any, completions: int) -> tuple[Float64[np.ndarray, "R"], Float64[np.ndarray, "R"]]:
-    """Rewards and advantages of the last generation's completions, in the trainer's order; a completion that no reward function could score has 0. Where TRL does not keep them, all are alike."""
+    """Rewards and advantages of the last generation's completions, in the trainer's order; a completion that no reward function could score has 0.
+    Where TRL does not keep them, all are alike."""
     logs = getattr(trainer, "_logs", {})
     advantages, by_name = list(logs.get("advantages", ())), logs.get("rewards", {})
     if len(advantages) < completions or any(len(values) != len(advantages) for values in by_name.values()):
