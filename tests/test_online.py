@@ -221,7 +221,7 @@ def test_a_checkpoint_changes_neither_what_drafts_next_nor_what_is_said(head, ex
             said.append([{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines])
             assert with_.online.agreement == without.online.agreement and bool(with_.online.agreement) == (step > 1)
             saved = with_.online.state_dict()
-            with_.online.save(run)
+            with_.online.save(run.path)
             assert with_.drafter.version == without.drafter.version == step - 1
             # the head in the making is what is saved, under the version it will have
             assert saved["version"] == min(step, 2)
@@ -230,7 +230,7 @@ def test_a_checkpoint_changes_neither_what_drafts_next_nor_what_is_said(head, ex
         assert read_agreement(run.path / "drafter") == with_.online.agreement
         with_.update([], 4)
         assert not with_.online.agreement
-        with_.online.save(run)
+        with_.online.save(run.path)
         assert read_agreement(run.path / "drafter")
     assert all(a == b for a, b in said) and same(with_.online.head, without.online.head)
 

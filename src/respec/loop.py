@@ -152,7 +152,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                     anchors.keep(run.path)
                     save(run, policy, learner, learning.parts | {"sentinel": stages.planner}, step, view)
                     if online is not None:
-                        online.save(run)
+                        online.save(run.path)
                     keep_controller(stages, run)
                     saved_at = time.monotonic()
             view.phase("report")
@@ -182,7 +182,8 @@ def _step(
     anchors.move(step)
     distilled = online.update(watch, step) if online is not None and watch is not None else {}
     swapped_at = time.perf_counter()
-    estimate_idle(stages, made.rollout_R, made.stats, online.agreement if online is not None else {})
+    agreed = online.agreement if online is not None else {}
+    estimate_idle(stages.planner, stages.engine, config.speculation, made.rollout_R, made.stats, agreed)
     if behind.due(step, config.run.steps):
         swap(stages.engine, stages.policy, config.model.dtype, version=step)
         behind.keep(stages.policy, step)

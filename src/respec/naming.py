@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 
 from respec.report.echo import repetition
+from respec.report.metrics import checked
 from respec.report.surprise import Surprise
 from respec.stages import Stages, evaluate
 from respec.tasks.order import Order
-from respec.types import CriticStats, Rollout, RolloutStats, ScoredRollout, UpdateStats
+from respec.types import PLAIN, CriticStats, Rollout, RolloutStats, ScoredRollout, UpdateStats
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,8 @@ def metrics_of(
         "policy/grad_norm": update.grad_norm, "policy/lr": update.lr, "policy/ratio_mean": update.ratio_mean,
         "policy/mismatch_mean": update.mismatch_mean, "policy/mismatch_max": update.mismatch_max,
         "policy/tokens": update.tokens, "policy/minibatches": update.minibatches,
-        "rollout/tokens_per_s": stats.tokens_per_s, "rollout/accepted_length": stats.accepted_length,
-        "rollout/draft_acceptance": stats.accepted / stats.drafted if stats.drafted else 0.0,
         "rollout/entropy": np.concatenate([item.rollout.entropy_T[item.rollout.drawn_T] for item in scored]).mean(),
-        "rollout/tokens": stats.tokens, "rollout/prompt_tokens": stats.prompt_tokens, "rollout/rounds": len(stats.round_R),
-        "time/generation_s": stats.wall_s, "time/prefill_s": stats.prefill_s, "time/draft_s": stats.draft_s,
-        "time/verify_s": stats.verify_s, "time/overhead_s": stats.overhead_s,
+        **drawing(stats),
     }  # fmt: skip
     if any(len(group) > 1 for group in groups):
         metrics["group/no_spread_share"] = np.mean([np.ptp(group) == 0 for group in groups])
@@ -107,6 +104,28 @@ def metrics_of(
         metrics["rollout/weight_mean"] = np.concatenate(weights).mean()
         metrics["rollout/weight_max"] = max(map(np.max, weights))
     return {name: float(value) for name, value in metrics.items()}
+
+
+def drawing(stats: RolloutStats) -> dict[str, float]:
+    """What drawing completions took, and what drafts were worth in it."""
+    return {
+        "rollout/tokens_per_s": stats.tokens_per_s, "rollout/accepted_length": stats.accepted_length,
+        "rollout/draft_acceptance": stats.accepted / stats.drafted if stats.drafted else 0.0,
+        "rollout/tokens": stats.tokens, "rollout/prompt_tokens": stats.prompt_tokens, "rollout/rounds": len(stats.round_R),
+        "time/generation_s": stats.wall_s, "time/prefill_s": stats.prefill_s, "time/draft_s": stats.draft_s,
+        "time/verify_s": stats.verify_s, "time/overhead_s": stats.overhead_s,
+    }  # fmt: skip
+
+
+def planned(stats: RolloutStats, drafters: Iterable[str]) -> dict[str, float]:
+    """By drafter, plain decoding among them, the share of decode rounds that were its own."""
+    plans = [record.plan.drafter if record.plan.n else PLAIN.drafter for record in stats.round_R]
+    return {f"plan/{name}": plans.count(name) / max(1, len(plans)) for name in (PLAIN.drafter, *drafters)}
+
+
+def elsewhere(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The same metrics under names that keep them apart in another trainer's log."""
+    return {f"respec/{name}": value for name, value in checked(metrics).items()}
 
 
 # Of the terms beside the surrogate, and of the frozen models that they ask.

@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float64
 
 from respec.config import Config
 from respec.drafter.agreement import MODES, Agreement, read_agreement, write_agreement
@@ -26,19 +28,19 @@ from respec.drafter.judge import Judgement, judge
 from respec.drafter.learner import DrafterLearner, LearnerSettings
 from respec.drafter.replay import Replay
 from respec.drafter.schedule import Gate, rate
-from respec.drafter.watcher import Watcher
+from respec.drafter.watcher import Seen, Watcher
 from respec.drafter.weighting import weigh
 from respec.errors import NonFiniteError
 from respec.models.eagle import EagleHead, check_fits, load_head, save_head
 from respec.models.heap import Growth
 from respec.models.load import Policy
-from respec.report.run_dir import RunDir
 from respec.rollout.draft.eagle import EagleDrafter
 from respec.rollout.engine import Engine
 from respec.sentinel import Sentinel
 from respec.types import Mode, Sample
 
 FOLDER = "drafter"
+Values = Float64[np.ndarray, "R"]
 
 
 class Purpose(IntEnum):
@@ -101,18 +103,27 @@ class OnlineLearner:
 
     def watch(self, samples: Sequence[Sample], step: int) -> Watcher:
         """What is to look on at the policy's update on these samples: at a choice of them that depends on seed and step alone."""
-        wanted = math.ceil(len(samples) * self._config.share / self._config.every)
-        chosen = [samples[i] for i in sorted(self._draws(step, Purpose.ROLLOUTS).permutation(len(samples))[:wanted])]
+        chosen = [samples[i] for i in self.choice(len(samples), step)]
         rewards = np.array([sample.scored.reward for sample in chosen])
         spread = np.array([float(sample.advantage_T[0]) if len(sample.advantage_T) else 0.0 for sample in chosen])
-        weights, self._alike = weigh(self._config.weighting, rewards, self._config.reward_min, spread)
+        weights = self.weights(rewards, spread)
         keys = [sample.scored.rollout.key for sample in chosen]
         stored = getattr(torch, self._config.features)
         return Watcher(
             self.head.shape.taps, self._sampling, dict(zip(keys, weights.tolist(), strict=True)), step - 1, stored
         )
 
-    def update(self, watch: Watcher, step: int) -> dict[str, float]:
+    def choice(self, rollouts: int, step: int) -> list[int]:
+        """Which of so many rollouts are learned from: it depends on seed and step alone."""
+        wanted = math.ceil(rollouts * self._config.share / self._config.every)
+        return sorted(self._draws(step, Purpose.ROLLOUTS).permutation(rollouts)[:wanted].tolist())
+
+    def weights(self, reward_R: Values, advantage_R: Values) -> Values:
+        """How much each of those counts."""
+        weights, self._alike = weigh(self._config.weighting, reward_R, self._config.reward_min, advantage_R)
+        return weights
+
+    def update(self, watch: Seen, step: int) -> dict[str, float]:
         """Adopts the update that ran beside, if one did, and begins the next where one is due; what was done and seen, as metrics.
 
         An update whose loss or gradient is not finite leaves head and optimizer as they were: `say` tells, and the run goes on.
@@ -234,10 +245,10 @@ class OnlineLearner:
                 return self._drafter.version + 1, learned_from
         return self._drafter.version, self._drafter.learned_from
 
-    def save(self, run: RunDir) -> None:
-        """Puts the head as it stands into the run folder, in the format that vLLM and the speculators library load."""
+    def save(self, folder: Path) -> None:
+        """Puts the head as it stands into the folder, as `drafter/`, in the format that vLLM and the speculators library load."""
         self._settled()
-        scratch, target = run.path / f".{FOLDER}.tmp", run.path / FOLDER
+        scratch, target = folder / f".{FOLDER}.tmp", folder / FOLDER
         shutil.rmtree(scratch, ignore_errors=True)
         save_head(self.head, scratch)
         if agreed := self._agreed or read_agreement(target):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from respec.adaptive import make_planner
-from respec.config import Config
+from respec.config import Config, SpeculationConfig
 from respec.drafter.agreement import Agreement
 from respec.drafting import first_head, make_drafters, make_lenience
 from respec.models.load import Policy
@@ -149,19 +149,24 @@ def remember(stages: Stages, run: RunDir) -> None:
 
 
 def estimate_idle(
-    stages: Stages, rollouts: Sequence[Rollout], stats: RolloutStats, agreement: Mapping[Mode, Agreement]
+    planner: Sentinel,
+    engine: Engine,
+    asked: SpeculationConfig,
+    rollouts: Sequence[Rollout],
+    stats: RolloutStats,
+    agreement: Mapping[Mode, Agreement],
 ) -> None:
     """Tells the controller what a step's rollouts say of drafters that were idle in it, before they are remembered; look-ups are replayed for
     a hundredth of the time that drawing took. `agreement`: what the learner of the `eagle` drafter saw of its drafts; empty for nothing."""
-    if stages.planner.controller is None:
+    if planner.controller is None:
         return
-    acceptance, asked = stages.planner.controller.acceptance, stages.config.speculation
+    acceptance = planner.controller.acceptance
     wanted = wanting(stats.round_R, asked.candidates)
     if asked.mode in agreement:
         overlapped(acceptance, wanted, "eagle", agreement[asked.mode].tested_K, agreement[asked.mode].stood_K)
     groups = [list(group) for _, group in groupby(rollouts, key=lambda rollout: rollout.key[:2])]
-    order = np.random.default_rng(stages.engine.version).permutation(len(groups))
-    look_ups = {name: drafter for name, drafter in stages.engine.drafters.items() if isinstance(drafter, LookUp)}
+    order = np.random.default_rng(engine.version).permutation(len(groups))
+    look_ups = {name: drafter for name, drafter in engine.drafters.items() if isinstance(drafter, LookUp)}
     replays = {
         name: partial(replay, drafter, [groups[i] for i in order], asked.s) for name, drafter in look_ups.items()
     }

@@ -5,7 +5,7 @@ from respec.config.critic import CriticConfig
 from respec.config.drafter import DrafterConfig
 from respec.config.mixture import DifficultyConfig, StageConfig
 from respec.config.policy import LoraConfig, PolicyConfig
-from respec.config.reading import load_config, parse_config
+from respec.config.reading import load_config, parse_config, parse_section
 from respec.config.room import Room
 from respec.config.sections import (
     CheckpointConfig,
@@ -45,4 +45,5 @@ __all__ = [
     "WarmupConfig",
     "load_config",
     "parse_config",
+    "parse_section",
 ]

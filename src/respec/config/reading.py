@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import difflib
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from respec.config.sections import Config
 from respec.errors import ConfigError
+
+Section = TypeVar("Section", bound=BaseModel)
 
 
 def load_config(path: Path, overrides: tuple[str, ...] = ()) -> Config:
@@ -38,6 +41,17 @@ def parse_config(tree: dict[str, Any], origin: str = "the configuration") -> Con
     except ValidationError as error:
         lines = [_explain(item) for item in error.errors()]
         raise ConfigError(f"in {origin}:\n" + "\n".join(f"  {line}" for line in lines)) from None
+
+
+def parse_section(kind: type[Section], tree: Section | Mapping[str, Any], name: str) -> Section:
+    """One section alone, from a tree of plain values; one that is made already is handed back. Raises ConfigError."""
+    if isinstance(tree, kind):
+        return tree
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        lines = [_explain({**item, "loc": (name, *item["loc"])}) for item in error.errors()]
+        raise ConfigError("\n".join(lines)) from None
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from jaxtyping import Bool, Float
@@ -13,6 +14,15 @@ from respec.drafter.examples import Example, truncated
 from respec.types import Batch, Sampling
 
 Key = tuple[int, int, int]
+
+
+class Seen(Protocol):
+    """What was looked at, and how long that took."""
+
+    @property
+    def examples(self) -> Sequence[Example]: ...
+    @property
+    def wall_s(self) -> float: ...
 
 
 class Watcher:

@@ -99,6 +99,11 @@ METRICS: dict[str, Metric] = {
     "rollout/tokens": Metric("tokens", "count", "completion tokens generated in this step"),
     "rollout/prompt_tokens": Metric("tokens", "count", "prompt tokens prefilled in this step"),
     "rollout/rounds": Metric("rounds", "count", "decode rounds of this step"),
+    "plan/*": Metric(
+        "share",
+        "mean over rounds",
+        "decode rounds that this drafter drafted in; off: plain decoding (in TRL's log only)",
+    ),
     "drafter/loss": Metric("loss", "mean over mini-batches", "the drafter's distillation loss"),
     "drafter/grad_norm": Metric("norm", "mean over mini-batches", "the drafter's gradient norm before clipping"),
     "drafter/overlap": Metric(

@@ -120,8 +120,13 @@ def load_checkpoint(checkpoint: Checkpoint, policy: Policy) -> dict[str, Any]:
     Raises CheckpointError if the weights are of another model: a name, a shape or a dtype that does not fit, an adapter of another base.
     """
     _load_weights(checkpoint.path, policy)
+    return read_state(checkpoint.path)
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """The tree that `write_state` wrote into the folder."""
     state: dict[str, Any] = {}
-    leaves = {**load_file(checkpoint.path / OPTIMIZER), **json.loads((checkpoint.path / OPTIMIZER_NUMBERS).read_text())}
+    leaves = {**load_file(folder / OPTIMIZER), **json.loads((folder / OPTIMIZER_NUMBERS).read_text())}
     for key, value in leaves.items():
         *above, last = key.split("/")
         node = state
@@ -162,11 +167,7 @@ def _load_weights(folder: Path, policy: Policy) -> None:
 
 def _write(folder: Path, step: int, policy: Policy, learner_state: State, counters: Mapping[str, Any]) -> None:
     save_trained(policy, folder)
-    leaves = _leaves(learner_state)
-    tensors = {key: value.detach().contiguous() for key, value in leaves.items() if isinstance(value, torch.Tensor)}
-    numbers = {key: value for key, value in leaves.items() if not isinstance(value, torch.Tensor)}
-    save_file(tensors, folder / OPTIMIZER)
-    (folder / OPTIMIZER_NUMBERS).write_text(json.dumps(numbers, indent=1) + "\n")
+    write_state(folder, learner_state)
     (folder / COUNTERS).write_text(json.dumps(dict(counters), indent=1) + "\n")
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     entries = {
@@ -175,6 +176,15 @@ def _write(folder: Path, step: int, policy: Policy, learner_state: State, counte
     (folder / MANIFEST).write_text(json.dumps({"step": step, "files": entries}, indent=1) + "\n")
     for path in [*files, folder / MANIFEST, *(path for path in folder.rglob("*") if path.is_dir()), folder]:
         _sync(path)
+
+
+def write_state(folder: Path, state: State) -> None:
+    """Writes a tree of tensors and numbers, bit for bit, into a folder that is there."""
+    leaves = _leaves(state)
+    tensors = {key: value.detach().contiguous() for key, value in leaves.items() if isinstance(value, torch.Tensor)}
+    numbers = {key: value for key, value in leaves.items() if not isinstance(value, torch.Tensor)}
+    save_file(tensors, folder / OPTIMIZER)
+    (folder / OPTIMIZER_NUMBERS).write_text(json.dumps(numbers, indent=1) + "\n")
 
 
 def _leaves(node: State, at: str = "") -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""respec inside other people's programs."""
