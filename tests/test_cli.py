@@ -36,7 +36,7 @@ SMALL = {
     "run.compare_plain_every": 1,
     "run.threads": 1,
     "eval.every": 0,
-    "report.tensorboard": "false",
+    "tracking.to": "[]",
 }
 SUMMARY = {
     "steps": 7, "finished": True, "accuracy_before_rl": 0.42, "accuracy_after_rl": 0.57, "accuracy_se": 0.016,
