@@ -89,7 +89,9 @@ def open_mlflow(start: Start) -> Tracker:
             client.log_batch(run_id, params=settings[first : first + 100])
 
     def log(step: int, time: float, metrics: Mapping[str, float]) -> None:
-        client.log_batch(run_id, metrics=[Metric(name, value, int(1000 * time), step) for name, value in metrics.items()])
+        client.log_batch(
+            run_id, metrics=[Metric(name, value, int(1000 * time), step) for name, value in metrics.items()]
+        )
 
     def close(failed: bool) -> None:
         client.set_terminated(run_id, "FAILED" if failed else "FINISHED")

@@ -71,7 +71,9 @@ def tracked(run_dir: Path, config: Config, say: Callable[[str], None]) -> Iterat
             thread.join(max(0.0, until - time.monotonic()))
             if thread.is_alive():
                 over.say_nothing.add(name)
-                say(f"{name} did not take the last steps within {CLOSING_S:.0f} s; it gets them if the run is gone on with")
+                say(
+                    f"{name} did not take the last steps within {CLOSING_S:.0f} s; it gets them if the run is gone on with"
+                )
 
 
 class Over:
