@@ -120,10 +120,18 @@ class Browser:
         self._number, self._session = 0, ""
         self.requests: list[str] = []
         self.complaints: list[str] = []
-        target = self._call("Target.createTarget", url="about:blank")["targetId"]
+        # the page that it began with, since one that is opened beside it may be hidden
+        target = next(page for page in self._pages() if page["type"] == "page")["targetId"]
         self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self._call(f"{domain}.enable")
+        self._call("Page.bringToFront")
+
+    def _pages(self) -> list[dict[str, Any]]:
+        deadline = time.monotonic() + WAIT_S
+        while not (pages := self._call("Target.getTargets")["targetInfos"]):
+            assert time.monotonic() < deadline, "Chromium opened no page"
+        return pages
 
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._number += 1

@@ -4,7 +4,7 @@ const EVERY_MS = 3000;
 const METRICS = ["reward/mean", "eval/accuracy", "rollout/tokens_per_s", "rollout/speedup", "rollout/accepted_length", "policy/entropy"];
 const TINTS = ["#2563b8", "#c2413b", "#1a7f4b", "#b7791f", "#8b46b5", "#0f8b8d", "#d0559c", "#6b7480", "#7a8f1e", "#3d4fd1", "#a1603a", "#2fa5d8"];
 const drawn = new Map(); // key -> the row's element and its text, so that only what changed is touched
-let rows = [], sort = { by: "changed", down: true }, most = 12, extra = "", compared = null;
+let rows = [], sort = { by: "changed", down: true }, most = 12, extra = "", compared = null, asked = 0;
 const chosen = new Set(new URLSearchParams(location.hash.slice(1)).getAll("run"));
 const tags = new Map();
 
@@ -14,8 +14,9 @@ async function get(address) {
   const answer = await fetch(address, { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store" });
   if (answer.status === 304) return null;
   if (!answer.ok) throw new Error((await answer.text()).trim());
+  const data = await answer.json();
   tags.set(path, { address, tag: answer.headers.get("ETag") });
-  return answer.json();
+  return data;
 }
 
 function ago(seconds) {
@@ -87,8 +88,8 @@ async function compare() {
   if (!chosen.size) { compared = null; return; }
   const names = extra ? [...METRICS, extra] : METRICS;
   const query = new URLSearchParams([...[...chosen].map((key) => ["run", key]), ...names.map((name) => ["metric", name])]);
-  const data = await get("/api/compare?" + query);
-  if (data) { compared = data; drawComparison(names); }
+  const mine = ++asked, data = await get("/api/compare?" + query);
+  if (data && mine === asked) { compared = data; drawComparison(names); } // an answer that was overtaken is of another choice
 }
 function drawComparison(names) {
   const axis = $("axis").value, box = $("charts"), failed = compared.runs.filter((run) => run.error);
