@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 DEMO = str(ROOT / "examples" / "demo.toml")
 COMMANDS = (
     "train", "warmup", "eval", "generate", "bench rollout", "bench speculation", "bench step",
-    "report", "explain", "profile", "doctor", "fetch smollm2", "entropy",
+    "report", "explain", "profile", "doctor", "fetch smollm2", "entropy", "dash", "metrics",
 )  # fmt: skip
 # The demo, so small that a step takes about a second.
 SMALL = {
