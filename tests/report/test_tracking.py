@@ -136,7 +136,7 @@ def test_one_that_is_named_and_not_installed_is_an_error_at_the_start(
 
 
 def history_of_mlflow(run_dir: Path) -> dict[int, float]:
-    from mlflow.tracking import MlflowClient
+    from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
 
     known = MlflowClient().get_metric_history(
         json.loads((run_dir / "tracking/mlflow.json").read_text())["id"], "reward/mean"

@@ -39,7 +39,7 @@ class Tracker:
 
 def open_wandb(start: Start) -> Tracker:
     """Weights & Biases (wandb.ai, or offline by WANDB_MODE=offline)."""
-    import wandb
+    import wandb  # pyright: ignore[reportMissingImports]
 
     # silent: it would print across the live view, and ask for a key there
     settings = wandb.Settings(silent=True, console="off", disable_git=True, save_code=False, x_disable_stats=True)
@@ -57,7 +57,7 @@ def open_wandb(start: Start) -> Tracker:
 
 def open_trackio(start: Start) -> Tracker:
     """trackio, on this machine; or where TRACKIO_SPACE_ID says. It knows a run by its name, so the name is made one that no other has."""
-    import trackio
+    import trackio  # pyright: ignore[reportMissingImports]
 
     run = trackio.init(
         project=start.config.tracking.project, name=start.id or f"{start.name}-{secrets.token_hex(3)}", config=start.settings,
@@ -72,8 +72,8 @@ def open_trackio(start: Start) -> Tracker:
 
 def open_mlflow(start: Start) -> Tracker:
     """MLflow, on the server or in the store that MLFLOW_TRACKING_URI names."""
-    from mlflow.entities import Metric, Param
-    from mlflow.tracking import MlflowClient
+    from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
+    from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
 
     client, project = MlflowClient(), start.config.tracking.project
     if start.id:
