@@ -125,7 +125,7 @@ def main() -> None:
     asked.runs.mkdir(parents=True, exist_ok=True)
     common = [
         f"run.steps={asked.steps}", "run.threads=1", "run.compare_plain_every=0", f"rollout.prompts_per_step={asked.prompts}",
-        f"policy.lr={asked.lr}", "rollout.max_batch=32", "speculation.s=4", "eval.every=0", "eval.final_items=1", "checkpoint.every_steps=0", "report.tensorboard=false",
+        f"policy.lr={asked.lr}", "rollout.max_batch=32", "speculation.s=4", "eval.every=0", "eval.final_items=1", "checkpoint.every_steps=0", "tracking.to=[]",
     ]  # fmt: skip
     drafted, seeds = [way for way in WAYS if way != "plain"], range(asked.seeds)
     # seed by seed, so that what there is at any time is balanced

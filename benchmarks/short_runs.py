@@ -25,7 +25,7 @@ from respec.standalone import evaluate_alone, model_of
 # What all of them have in common, beside examples/demo.toml.
 COMMON = (
     "run.threads=1", "run.steps=1000", "run.compare_plain_every=0", "eval.every=0", "eval.final_items=300",
-    "checkpoint.every_steps=8", "checkpoint.keep=1", "report.tensorboard=false", "report.rollouts_per_step=1",
+    "checkpoint.every_steps=8", "checkpoint.keep=1", "tracking.to=[]", "report.rollouts_per_step=1",
 )  # fmt: skip
 RESULT = "short_run.json"
 # Rewards of single steps are noisy: a drop is one of the mean of so many.

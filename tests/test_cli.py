@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 DEMO = str(ROOT / "examples" / "demo.toml")
 COMMANDS = (
     "train", "warmup", "eval", "generate", "bench rollout", "bench speculation", "bench step",
-    "report", "explain", "profile", "doctor", "fetch smollm2", "entropy",
+    "report", "explain", "profile", "doctor", "fetch smollm2", "entropy", "dash", "metrics",
 )  # fmt: skip
 # The demo, so small that a step takes about a second.
 SMALL = {
@@ -36,7 +36,7 @@ SMALL = {
     "run.compare_plain_every": 1,
     "run.threads": 1,
     "eval.every": 0,
-    "report.tensorboard": "false",
+    "tracking.to": "[]",
 }
 SUMMARY = {
     "steps": 7, "finished": True, "accuracy_before_rl": 0.42, "accuracy_after_rl": 0.57, "accuracy_se": 0.016,

@@ -21,7 +21,7 @@ dataset = "chain_sum"
 # What was written, as an override; and what the message must say, each part a regular expression.
 MISTAKES = {
     "unknown section": ("polcy.lr=1e-4", r"polcy: there is no such key; did you mean 'policy'"),
-    "unknown key": ("report.plots=true", r"report\.plots: there is no such key; known here: .*tensorboard"),
+    "unknown key": ("report.plots=true", r"report\.plots: there is no such key; known here: .*rollout_every"),
     "misspelt key": ("rollout.groupsize=4", r"rollout\.groupsize: .*did you mean 'group_size'"),
     "not a number": ("policy.lr=nan", r"policy\.lr: ", r"got nan"),
     "no finite number": ("rollout.temperature=inf", r"rollout\.temperature: ", r"got inf"),
@@ -32,7 +32,7 @@ MISTAKES = {
     "number for a text": ("model.path=3", r"model\.path: .*string", r"got 3"),
     "number for a section": ("policy=3", r"policy: ", r"got 3"),
     "table for a number": ("run.steps={ a = 1 }", r"run\.steps: .*integer"),
-    "text for a yes or no": ("report.tensorboard=perhaps", r"report\.tensorboard: .*boolean", r"got 'perhaps'"),
+    "text for a yes or no": ("report.tensorboard=perhaps", r"tracking\.to", r"boolean.*got 'perhaps'"),
     "one text for several": ("rollout.stop=END", r"rollout\.stop: ", r"got 'END'"),
     "negative steps": ("run.steps=-1", r"run\.steps: .*greater than or equal to 0", r"got -1"),
     "zero learning rate": ("policy.lr=0", r"policy\.lr: .*greater than 0", r"got 0"),

@@ -16,7 +16,7 @@ from respec.models import kernels
 from respec.models.decoder import decode_dtype
 from respec.models.linear import PackedLinear, can_prepack
 
-OPTIONAL = ("tensorboard", "peft", "vllm", "wandb", "trackio")
+OPTIONAL = ("tensorboard", "peft", "vllm", "wandb", "trackio", "mlflow", "starlette", "uvicorn")
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,10 @@ from respec.report.live import View
 from respec.report.metrics import checked
 from respec.report.pieces import token_pieces
 from respec.report.run_dir import RunDir
+from respec.report.said import keeping
 from respec.report.summary import summarize, tokens_so_far
 from respec.report.surprise import Surprise, recorded, surprise
+from respec.report.tracking import refuse_missing, tracked
 from respec.resume import Part, begin, record_start, save, take_up
 from respec.stages import (
     Stages,
@@ -86,9 +88,10 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
     RespecError for anything that is the user's to mend, before work is lost.
     """
     began = time.perf_counter()
+    refuse_missing(config.tracking)
     if fresh:
         delete_run(config.run.dir)
-    with RunDir(config) as run:
+    with RunDir(config) as run, keeping(run.path, view) as view, tracked(run.path, run.config, view.say):
         config = run.config
         torch.set_num_threads(config.run.threads)
         policy = load_policy(config.model)

@@ -20,7 +20,7 @@ def make_config(tmp_path: Path) -> Callable[..., Config]:
         tree: dict = {
             "model": {"path": "builtin:demo"},
             "task": {"dataset": "chain_sum"},
-            "report": {"tensorboard": False},
+            "tracking": {"to": []},
         }
         for name, keys in sections.items():
             tree[name] = {**tree.get(name, {}), **keys}

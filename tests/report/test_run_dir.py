@@ -55,7 +55,7 @@ def test_rollouts_are_thinned_as_configured(make_config: Make, make_scored: Scor
 
 
 def test_cutting_back_leaves_no_step_twice(make_config: Make, make_scored: Scored) -> None:
-    config = make_config(report={"tensorboard": True})
+    config = make_config(tracking={"to": ["tensorboard"]})
     with RunDir(config) as run:
         for step in range(1, 6):
             run.write_step(step, {"reward/mean": step / 10}, [make_scored(step, 0)])
@@ -247,7 +247,7 @@ def test_changed_versions_are_said(make_config: Make) -> None:
 
 def test_without_tensorboard_the_run_goes_on(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with RunDir(make_config(report={"tensorboard": True})) as run:
+    with RunDir(make_config(tracking={"to": ["tensorboard"]})) as run:
         assert sum("tensorboard is not installed" in note for note in run.notes) == 1
         run.write_step(1, {"reward/mean": 1.0})
         run.write_step(2, {"reward/mean": 1.0})

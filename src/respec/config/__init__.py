@@ -20,6 +20,7 @@ from respec.config.sections import (
 from respec.config.speculation import SpeculationConfig
 from respec.config.task import RewardConfig, TaskConfig
 from respec.config.terms import ReferenceConfig, TeacherConfig
+from respec.config.tracking import TrackingConfig
 
 __all__ = [
     "CheckpointConfig",
@@ -42,6 +43,7 @@ __all__ = [
     "StageConfig",
     "TaskConfig",
     "TeacherConfig",
+    "TrackingConfig",
     "WarmupConfig",
     "load_config",
     "parse_config",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,7 @@ from respec.config.room import Room
 from respec.config.speculation import SpeculationConfig
 from respec.config.task import TaskConfig
 from respec.config.terms import ReferenceConfig, TeacherConfig
+from respec.config.tracking import TrackingConfig, moved
 from respec.types import Sampling
 
 
@@ -120,7 +121,6 @@ class CheckpointConfig(Room):
 class ReportConfig(Room):
     """What is recorded beside metrics.jsonl."""
 
-    tensorboard: bool = True
     rollouts_per_step: int = Field(
         default=0, ge=0, description="rollouts of each step kept in the run folder; 0 keeps all"
     )
@@ -145,6 +145,12 @@ class Config(Room):
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     report: ReportConfig = ReportConfig()
+    tracking: TrackingConfig = TrackingConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_named_today(cls, tree: Any) -> Any:
+        return moved(tree)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:

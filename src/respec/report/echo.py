@@ -60,11 +60,11 @@ def _trapped(window: Sequence[Mapping[str, float]]) -> bool:
     names = ("group/spread", "rollout/repetition", "reward/mean")
     if len(window) < WINDOW or not all(name in step for step in window for name in names):
         return False
-    spread, seen, reward = (trend(np.array([step[name] for step in window], float)) for name in names)
-    if spread > -TREND or seen < TREND or reward >= RISING:
-        return False
     (high, low), (few, many) = _ends(window, names[0]), _ends(window, names[1])
-    return low <= FALLEN * high and many - few >= RISEN
+    if not (low <= FALLEN * high and many - few >= RISEN):
+        return False
+    spread, seen, reward = (trend(np.array([step[name] for step in window], float)) for name in names)
+    return spread <= -TREND and seen >= TREND and reward < RISING
 
 
 def trend(value_N: Float64[np.ndarray, "N"]) -> float:

@@ -12,6 +12,10 @@ from respec.report.page_data import collect
 from respec.report.records import write_atomic
 
 REPORT_FILE = "report.html"
+SCRIPTS = ("page_base.js", "page.js")
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
+)
 
 
 def write_report(run_dir: Path) -> Path:
@@ -27,16 +31,26 @@ def write_report(run_dir: Path) -> Path:
 
 def render(data: dict) -> str:
     """The page for what `collect` gathered. Text from the run reaches it only as escaped JSON, and the page only as text."""
+    scripts = [plotly(), *(part(name) for name in SCRIPTS)]
+    return filled(
+        title=html.escape(f"{data['name']} · respec"),
+        head=f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n<style>{part("page.css")}</style>',
+        brand="respec",
+        scripts=f'<script type="application/json" id="data">{_embedded(data)}</script>\n'
+        + "\n".join(f"<script>{script}</script>" for script in scripts),
+    )
+
+
+def filled(**parts: str) -> str:
+    """The page around `title`, `head`, `brand` and `scripts`, which are HTML."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match.group(1)], part("page.html"))
+
+
+def plotly() -> str:
+    """The plotting library, as it comes with the package of that name."""
     from plotly.offline import get_plotlyjs  # slow to import, and wanted by nothing else
 
-    parts = {
-        "title": html.escape(f"{data['name']} · respec"),
-        "style": _part("page.css"),
-        "plotly": get_plotlyjs(),
-        "data": _embedded(data),
-        "script": _part("page.js"),
-    }
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match.group(1)], _part("page.html"))
+    return get_plotlyjs()
 
 
 def _embedded(data: dict) -> str:
@@ -45,5 +59,6 @@ def _embedded(data: dict) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _part(name: str) -> str:
+def part(name: str) -> str:
+    """A file that lies beside this one."""
     return resources.files("respec.report").joinpath(name).read_text(encoding="utf-8")

@@ -50,6 +50,17 @@ def release(run_dir: Path) -> None:
         lock.unlink(missing_ok=True)
 
 
+def standing(run_dir: Path) -> tuple[str, str]:
+    """`free`; `held` by a living process; `dead`, left behind by one that is gone; or locked `elsewhere`: with the host. Takes nothing."""
+    if not (run_dir / LOCK_FILE).exists():
+        return "free", ""
+    owner = _read(run_dir / LOCK_FILE)
+    host = str(owner.get("host", ""))
+    if owner and host != socket.gethostname():
+        return "elsewhere", host
+    return ("held" if _alive(owner.get("pid"), owner.get("started")) else "dead"), host
+
+
 def _clear(lock: Path, run_dir: Path) -> str | None:
     """Removes a dead process's lock. Raises RunDirError if its process lives, or may."""
     owner = _read(lock)

@@ -1,50 +1,39 @@
 "use strict";
-const DATA = JSON.parse(document.getElementById("data").textContent);
-const $ = (id) => document.getElementById(id);
-const has = (value) => value !== null && value !== undefined;
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+// The report. `show` draws it from what page_data.py gathered, and may be called again with newer data: zoom, choices and scrolling stay.
+let DATA = null;
 const charts = [];
-
-/** An element with a class and text; text is never parsed as HTML. */
-function make(tag, className, text) {
-  const node = document.createElement(tag);
-  if (className) node.className = className;
-  if (has(text)) node.textContent = text;
-  return node;
-}
-
 function series(name) { return DATA.series[name] || { step: [], value: [] }; }
-function percent(value, digits = 1) { return (100 * value).toFixed(digits) + " %"; }
-function duration(seconds) {
-  if (seconds < 100) return seconds.toFixed(1) + " s";
-  const whole = Math.round(seconds), minutes = Math.floor(whole / 60);
-  return minutes < 100 ? `${minutes} min ${whole % 60} s` : (seconds / 3600).toFixed(1) + " h";
-}
-function alpha(hex, opacity) {
-  const n = parseInt(hex.slice(1), 16);
-  return `rgba(${n >> 16}, ${(n >> 8) & 255}, ${n & 255}, ${opacity})`;
-}
-/** Centred moving mean; the window is a tenth of the run. */
-function smooth(values) {
-  const half = Math.max(1, Math.round(values.length / 20));
-  return values.map((_, i) => {
-    const near = values.slice(Math.max(0, i - half), i + half + 1);
-    return near.reduce((a, b) => a + b, 0) / near.length;
-  });
-}
 
 // ---- header and headline ----
-$("name").textContent = DATA.name;
-$("about").textContent = DATA.about.join(" · ");
-$("config").textContent = DATA.config;
-(function status() {
+function header() {
+  $("name").textContent = DATA.name;
+  $("about").textContent = DATA.about.join(" · ");
+  $("config").textContent = DATA.config;
   const node = $("status"), at = `${DATA.last_step} of ${DATA.steps} steps`;
-  if (DATA.finished) node.textContent = `finished: ${at}`;
-  else {
-    node.className = "open";
-    node.textContent = DATA.last_step ? `not finished when this was written: ${at}` : "no step was finished when this was written";
-  }
-})();
+  node.className = DATA.finished ? "" : "open";
+  if (DATA.state) {
+    node.className = "state-" + DATA.state;
+    node.textContent = `${DATA.state}: ${at}` + (DATA.detail ? ` · ${DATA.detail}` : "");
+  } else if (DATA.finished) node.textContent = `finished: ${at}`;
+  else node.textContent = DATA.last_step ? `not finished when this was written: ${at}` : "no step was finished when this was written";
+}
+function entries(id, items, row) {
+  $(id).closest(".card").hidden = !items.length;
+  $(id).replaceChildren(...items.map(row));
+}
+function messages() {
+  entries("alarms", DATA.alarms, (alarm) => {
+    const steps = alarm.first === alarm.last ? `step ${alarm.first}` : `steps ${alarm.first} to ${alarm.last}, ${alarm.count} times`;
+    const node = make("li", "", alarm.line + " ");
+    node.append(make("span", "when", steps));
+    return node;
+  });
+  entries("said", DATA.said.filter((entry) => entry.kind !== "started").reverse(), (entry) => {
+    const node = make("li", entry.kind === "failed" ? "bad" : "", entry.line + " ");
+    node.append(make("time", "when", new Date(1000 * entry.time).toLocaleString()));
+    return node;
+  });
+}
 
 function tile(what, figure, more, kind) {
   const node = make("div", "tile");
@@ -52,8 +41,9 @@ function tile(what, figure, more, kind) {
   $("headline").append(node);
   return node;
 }
-(function headline() {
+function headline() {
   const h = DATA.headline;
+  $("headline").replaceChildren();
   if (has(h.accuracy_before_rl) && has(h.accuracy_after_rl)) {
     const gain = 100 * (h.accuracy_after_rl - h.accuracy_before_rl);
     const error = has(h.accuracy_se) ? `, one standard error ${(100 * h.accuracy_se).toFixed(1)}` : "";
@@ -82,29 +72,23 @@ function tile(what, figure, more, kind) {
       node.lastChild.textContent = `generation ${percent((split.generation_s || 0) / whole, 0)} of the steps`;
     }
   }
-})();
+}
 
 // ---- charts ----
-function layout(more = {}) {
-  const axis = { gridcolor: colour("grid"), linecolor: colour("line"), zeroline: false, automargin: true, tickfont: { size: 12 } };
-  const { xaxis, yaxis, ...rest } = more;
-  return {
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 44, r: 10, t: 8, b: 36 },
-    font: { family: "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif", size: 12, color: colour("soft") },
-    hovermode: "x unified", hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("ink") } },
-    legend: { orientation: "h", traceorder: "normal", x: 0, y: 1.02, yanchor: "bottom", bgcolor: "rgba(0,0,0,0)" },
-    xaxis: { title: { text: "step", standoff: 6 }, showgrid: false, ...axis, ...xaxis }, yaxis: { ...axis, ...yaxis }, ...rest,
-  };
-}
-/** Draws now and again when the colour scheme changes; `build` gives {traces, layout} or null when there is nothing to show. */
+/** To be drawn with the data, and again when the colour scheme changes; `build` gives {traces, layout} or null when there is nothing to show. */
 function chart(id, empty, build) {
   const draw = () => {
     const built = build(), node = $(id);
-    if (!built) { node.className += " empty"; node.textContent = DATA.last_step ? empty : "No step was finished yet."; return; }
+    if (!built) {
+      Plotly.purge(node);
+      node.classList.add("empty");
+      node.textContent = DATA.last_step ? empty : "No step was finished yet.";
+      return;
+    }
+    if (node.classList.contains("empty")) { node.classList.remove("empty"); node.textContent = ""; }
     Plotly.react(node, built.traces, layout(built.layout), { responsive: true, displayModeBar: false });
   };
   charts.push(draw);
-  draw();
   return draw;
 }
 function line(name, label, tint, more = {}) {
@@ -170,13 +154,18 @@ chart("split", "No times were recorded.", () => DATA.split.length ? {
   layout: { barmode: "stack", bargap: 0.12, yaxis: { ticksuffix: " s" } },
 } : null);
 
-function steps(id, items, chosen, redraw) {
-  for (const [i, item] of items.entries()) $(id).append(new Option(item.step, i));
-  if (items.length < 2) $(id).parentNode.hidden = true;
-  $(id).selectedIndex = chosen;
-  $(id).addEventListener("change", redraw);
+/** Fills a choice of steps. A step that was chosen stays chosen, or the nearest to it; while the last one is, it stays the last. */
+function steps(id, items) {
+  const node = $(id), before = node.options.length ? Number(node.value) : NaN, last = node.selectedIndex === node.options.length - 1;
+  node.replaceChildren(...items.map((item) => new Option(item.step, item.step)));
+  node.parentNode.hidden = items.length < 2;
+  const far = items.map((item) => Math.abs(item.step - before));
+  node.selectedIndex = last ? items.length - 1 : far.indexOf(Math.min(...far));
 }
-const PLANS = [...new Set(DATA.rounds.flatMap((step) => step.plan))].sort((a, b) => (a === "plain") - (b === "plain") || a.localeCompare(b));
+let PLANS = [];
+function plans() {
+  PLANS = [...new Set(DATA.rounds.flatMap((step) => step.plan))].sort((a, b) => (a === "plain") - (b === "plain") || a.localeCompare(b));
+}
 const drawRounds = chart("rounds", "No decode rounds were recorded.", () => {
   const step = DATA.rounds[Math.max(0, $("rounds-step").selectedIndex)];
   if (!step || !step.start.length) return null;
@@ -187,7 +176,7 @@ const drawRounds = chart("rounds", "No decode rounds were recorded.", () => {
     const xs = [], ys = [], text = [];
     step.plan.forEach((its, i) => {
       if (its !== plan) return;
-      const about = `round ${i}: ${step.active[i]} active, ${step.emitted[i]} tokens, ${step.accepted[i]} of ${step.drafted[i]} drafted accepted`;
+      const about = `round ${i * step.every}: ${step.active[i]} active, ${step.emitted[i]} tokens, ${step.accepted[i]} of ${step.drafted[i]} drafted accepted`;
       xs.push(x[i], x[i + 1]); ys.push(step.active[i], step.active[i]); text.push(about, about);
       if (step.plan[i + 1] !== plan) { xs.push(null); ys.push(null); text.push(""); }
     });
@@ -199,12 +188,11 @@ const drawRounds = chart("rounds", "No decode rounds were recorded.", () => {
   if (rates) traces.push(
     { x: step.start, y: step.rate, name: "measured tokens/s", yaxis: "y2", mode: "lines", line: { color: colour("ink"), width: 1.4 }, hovertemplate: "%{y:,.0f} tokens/s" },
     { x: step.start, y: step.predicted, name: "predicted tokens/s", yaxis: "y2", mode: "lines", line: { color: colour("red"), width: 1.2, dash: "dash" }, hovertemplate: "%{y:,.0f} predicted" });
-  return { traces, layout: { showlegend: true, hovermode: "closest", xaxis: { title: { text: "seconds of decoding", standoff: 6 }, range: [0, step.end], ticksuffix: " s" },
+  return { traces, layout: { showlegend: true, hovermode: "closest", uirevision: `step ${step.step}`, xaxis: { title: { text: "seconds of decoding", standoff: 6 }, range: [0, step.end], ticksuffix: " s" },
     yaxis: { range: [0, 1.06 * Math.max(...step.active, ...step.waiting)], title: { text: "active" } },
     ...(rates ? { yaxis2: { overlaying: "y", side: "right", rangemode: "tozero", showgrid: false, title: { text: "tokens/s" } } } : {}) } };
 });
-steps("rounds-step", DATA.rounds, DATA.rounds.length - 1, drawRounds);
-if (DATA.rounds.length) drawRounds();
+$("rounds-step").addEventListener("change", drawRounds);
 
 const unity = () => ({ shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: colour("grey"), width: 1, dash: "dash" } }] });
 simple("accepted", "rollout/accepted_length", "accepted length", "teal", ".2f", { yaxis: { rangemode: "tozero" }, ...unity() });
@@ -219,10 +207,18 @@ chart("mismatch", "Not recorded in this run.", () => series("policy/mismatch_mea
   traces: [line("policy/mismatch_max", "largest", "grey", { hovertemplate: "%{y:.2g}" }), line("policy/mismatch_mean", "mean", "amber", { hovertemplate: "%{y:.2g}" })],
   layout: { yaxis: { type: "log", exponentformat: "power", dtick: 1 } } } : null);
 
+chart("critic-variance", "Not recorded in this run.", () => series("critic/explained_variance").step.length ? {
+  traces: [line("critic/explained_variance", "explained variance", "teal", { hovertemplate: "%{y:.3f}<extra></extra>" })],
+  layout: { showlegend: false, shapes: [{ ...unity().shapes[0], y0: 0, y1: 0 }] } } : null);
+chart("critic-values", "Not recorded in this run.", () => series("critic/value_mean").step.length ? {
+  traces: [line("critic/return_mean", "returns", "grey", { hovertemplate: "%{y:.3f}" }), line("critic/value_mean", "values", "blue", { hovertemplate: "%{y:.3f}" })],
+  layout: {} } : null);
+simple("critic-loss", "critic/loss", "loss", "purple", ".3g", { yaxis: { rangemode: "tozero" } });
+
 // ---- rollouts ----
 const WHO = { target: "the policy itself", ngram: "n-gram drafter", suffix: "suffix drafter", previous: "last epoch's answer",
   model: "small model", self_quant: "quantized policy", eagle: "EAGLE-3 head" };
-for (const name of DATA.proposers) $("legend").append(make("span", "p-" + name, WHO[name] || name));
+function legend() { $("legend").replaceChildren(...DATA.proposers.map((name) => make("span", "p-" + name, WHO[name] || name))); }
 
 function tokens(rollout) {
   const box = make("div", "tokens");
@@ -239,8 +235,11 @@ function tokens(rollout) {
   });
   return box;
 }
+let rolloutsDrawn = null;
 function drawRollouts() {
-  const step = DATA.rollouts[Math.max(0, $("rollouts-step").selectedIndex)], box = $("rollouts");
+  const step = DATA.rollouts[Math.max(0, $("rollouts-step").selectedIndex)], box = $("rollouts"), drawn = JSON.stringify(step);
+  if (drawn === rolloutsDrawn) return; // what stands there may be scrolled, or being read
+  rolloutsDrawn = drawn;
   box.replaceChildren();
   if (!step || !step.shown.length) { box.append(make("p", "empty", "No rollouts were recorded.")); return; }
   const rewards = step.shown.map((r) => r.reward), best = Math.max(...rewards);
@@ -248,7 +247,7 @@ function drawRollouts() {
     const node = make("div", "rollout"), head = make("div", "head"), drafted = rollout.proposer.filter((p) => p > 0).length;
     const reward = make("b", rollout.reward === best ? "good" : rollout.reward <= 0 ? "bad" : "", has(rollout.reward) ? `reward ${rollout.reward.toFixed(2)}` : "no reward");
     reward.title = Object.entries(rollout.part).map(([name, value]) => `${name}: ${has(value) ? value : "not applicable"}`).join("\n");
-    head.append(reward, make("span", "", `row ${rollout.row}, sample ${rollout.sample}`), make("span", "", `${rollout.proposer.length} tokens`),
+    head.append(reward, make("span", "", `row ${rollout.row}, sample ${rollout.sample}`), make("span", "", `${rollout.tokens} tokens` + (rollout.tokens > rollout.proposer.length ? `, the first ${rollout.proposer.length} shown` : "")),
       make("span", "", `${percent(drafted / Math.max(1, rollout.proposer.length), 0)} drafted`),
       make("span", "", { eos: "ended by itself", stop: "ended at a stop string", length: "cut at the length limit" }[rollout.finish]));
     if (rollout.fell_back.length) head.append(make("span", "bad", "fallback reward: " + rollout.fell_back.join(", ")));
@@ -258,8 +257,7 @@ function drawRollouts() {
   }
   box.append(make("p", "caption", `${step.shown.length} of the ${step.of} rollouts recorded for step ${step.step}.`));
 }
-steps("rollouts-step", DATA.rollouts, DATA.rollouts.length - 1, drawRollouts);
-drawRollouts();
+$("rollouts-step").addEventListener("change", drawRollouts);
 
 function tip(event) {
   const token = event.target.closest && event.target.closest("[data-tip]"), node = $("tip");
@@ -275,7 +273,8 @@ document.addEventListener("pointerover", tip);
 document.addEventListener("click", tip);
 
 // ---- provenance ----
-(function provenance() {
+function provenance() {
+  $("provenance").replaceChildren();
   const last = DATA.starts[DATA.starts.length - 1];
   if (!last) { $("provenance").append(make("p", "caption", "No provenance was recorded.")); return; }
   const table = make("table");
@@ -290,6 +289,22 @@ document.addEventListener("click", tip);
   add("commit", last.commit); add("python", last.python); add("system", last.system); add("processor", last.processor);
   add("cores", `${last.cores}, ${last.threads} threads used`); add("memory", last.memory_gib + " GiB"); add("GPU", last.gpu); add("host", last.host);
   $("provenance").append(table);
-})();
+}
 
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach((draw) => draw()));
+/** Draws everything from `data`. */
+function show(data) {
+  DATA = data;
+  header();
+  messages();
+  headline();
+  plans();
+  steps("rounds-step", DATA.rounds);
+  steps("rollouts-step", DATA.rollouts);
+  for (const card of document.querySelectorAll("[data-needs]")) card.hidden = !series(card.dataset.needs).step.length;
+  charts.forEach((draw) => draw());
+  legend();
+  drawRollouts();
+  provenance();
+}
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (DATA) charts.forEach((draw) => draw()); });
+if ($("data")) show(JSON.parse($("data").textContent));

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import statistics
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,12 @@ from jaxtyping import Float
 
 from respec.errors import RunDirError
 from respec.report import records
+from respec.report.alarms import alarms_of
 from respec.report.metrics import metric
 from respec.report.panel import split_of
 from respec.report.records import ROLLOUTS, ROUNDS, KeptRollout, StepMetrics
 from respec.report.run_dir import CONFIG_FILE, PROVENANCE_FILE, SUMMARY_FILE
+from respec.report.said import read_said
 from respec.types import Plan, Proposer
 
 # Bounds on what is read and shown, so that a report of a long run stays quick to write and to open.
@@ -27,10 +31,21 @@ ROUND_STEPS = 9
 ROLLOUT_STEPS = 5
 ROLLOUTS_SHOWN = 6
 HISTOGRAM_STEPS = 3
+ROUNDS_SHOWN = 4000
+TOKENS_SHOWN = 4000
+TEXT_SHOWN = 20_000
 
 
-def collect(run_dir: Path) -> dict[str, Any]:
-    """Everything the page needs. Raises RunDirError for a folder that holds no run, or one with a damaged file."""
+def collect(
+    run_dir: Path,
+    steps: Sequence[StepMetrics] | None = None,
+    alarms: Sequence[Mapping[str, Any]] | None = None,
+    points: int | None = None,
+) -> dict[str, Any]:
+    """Everything the page needs. Raises RunDirError for a folder that holds no run, or one with a damaged file.
+
+    For who follows a run: `steps` and `alarms` are those read already, and no line has more than `points` points.
+    """
     config_file = run_dir / CONFIG_FILE
     if not config_file.is_file():
         raise RunDirError(
@@ -41,7 +56,8 @@ def collect(run_dir: Path) -> dict[str, Any]:
         config = tomllib.loads(config_text)
     except ValueError as error:
         raise RunDirError(f"'{config_file}' cannot be read: {error}") from None
-    steps = records.read_metrics(run_dir)
+    steps = records.read_metrics(run_dir) if steps is None else steps
+    lossless = config.get("speculation", {}).get("mode") != "lossy"
     summary = _json(run_dir / SUMMARY_FILE) or {}
     planned = config.get("run", {}).get("steps", 0)
     trained = [record for record in steps if "time/step_s" in record.metrics or "reward/mean" in record.metrics]
@@ -53,15 +69,17 @@ def collect(run_dir: Path) -> dict[str, Any]:
         "last_step": trained[-1].step if trained else 0,
         "finished": bool(summary) and bool(trained) and trained[-1].step >= planned,
         "headline": _headline(summary, steps, trained),
-        "series": _series(steps),
+        "series": _series(steps, points),
         "meaning": _meanings(steps),
-        "split": [{"step": record.step, **split_of(record.metrics)} for record in trained],
+        "split": [{"step": record.step, **split_of(record.metrics)} for record in _some(trained, points)],
         "lengths": _lengths(run_dir, recorded),
         "histogram": _histogram(run_dir, recorded),
         "rounds": [_rounds(run_dir, step) for step in evenly(records.recorded_steps(run_dir, ROUNDS), ROUND_STEPS)],
         "rollouts": [_rollouts(run_dir, step) for step in evenly(recorded, ROLLOUT_STEPS)],
         "proposers": [proposer.name.lower() for proposer in Proposer],
         "config": config_text,
+        "alarms": alarms_of(steps, lossless) if alarms is None else list(alarms),
+        "said": read_said(run_dir),
         "starts": (_json(run_dir / PROVENANCE_FILE) or {}).get("starts", []),
     }
 
@@ -125,8 +143,12 @@ def _headline(summary: dict[str, Any], steps: Sequence[StepMetrics], trained: Se
     return _finite({**figures, **{name: value for name, value in summary.items() if value is not None}})
 
 
-def _series(steps: Sequence[StepMetrics]) -> dict[str, dict[str, list[float]]]:
-    """name -> step and value of each finite entry."""
+def _some(steps: Sequence[StepMetrics], points: int | None) -> Sequence[StepMetrics]:
+    return steps if points is None else [steps[i] for i in evenly(range(len(steps)), points)]
+
+
+def _series(steps: Sequence[StepMetrics], points: int | None) -> dict[str, dict[str, list[float]]]:
+    """name -> step and value of each finite entry, thinned to `points`."""
     series: dict[str, dict[str, list[float]]] = {}
     for record in steps:
         for name, value in record.metrics.items():
@@ -134,7 +156,23 @@ def _series(steps: Sequence[StepMetrics]) -> dict[str, dict[str, list[float]]]:
                 entry = series.setdefault(name, {"step": [], "value": []})
                 entry["step"].append(record.step)
                 entry["value"].append(value)
+    if points is not None:
+        for entry in series.values():
+            kept = thinned(entry["value"], points)
+            entry["step"], entry["value"] = ([entry[key][i] for i in kept] for key in ("step", "value"))
     return series
+
+
+def thinned(values: Sequence[float], most: int) -> list[int]:
+    """Places of at most `most` values that keep a line's shape: the lowest and the highest of equal stretches, and both ends."""
+    if len(values) <= most:
+        return list(range(len(values)))
+    edges = np.linspace(0, len(values), max(2, (most - 2) // 2 + 1)).astype(int)
+    kept = {0, len(values) - 1}
+    for start, end in itertools.pairwise(edges.tolist()):
+        stretch = values[start:end]
+        kept |= {start + int(np.argmin(stretch)), start + int(np.argmax(stretch))}
+    return sorted(kept)
 
 
 def _meanings(steps: Sequence[StepMetrics]) -> dict[str, str]:
@@ -172,6 +210,13 @@ def _histogram(run_dir: Path, recorded: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def _length(run_dir: Path, step: int) -> np.ndarray:
+    stat = records.step_file(run_dir, ROLLOUTS, step).stat()
+    return _length_of(run_dir, step, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=8192)
+def _length_of(run_dir: Path, step: int, written_ns: int, size: int) -> np.ndarray:
+    """Of a file as it was written then: who follows a run asks again and again."""
     return np.array([kept.scored.rollout.drawn for kept in records.read_kept(run_dir, step)], np.int64)
 
 
@@ -181,9 +226,14 @@ RATE_ROUNDS = 9
 def _rounds(run_dir: Path, step: int) -> dict[str, Any]:
     rounds = records.read_rounds(run_dir, step)
     seconds_R = np.array([record.draft_s + record.verify_s + record.overhead_s for record in rounds])
+    start_R = np.cumsum(seconds_R) - seconds_R
+    rate_R = _running_rate(np.array([r.emitted for r in rounds], float), seconds_R)
+    every = max(1, -(-len(rounds) // ROUNDS_SHOWN))
+    rounds = rounds[::every]
     return {
         "step": step,
-        "start": np.round(np.cumsum(seconds_R) - seconds_R, 5).tolist(),
+        "every": every,
+        "start": np.round(start_R[::every], 5).tolist(),
         "end": round(float(seconds_R.sum()), 5),
         "active": [record.active for record in rounds],
         "waiting": [record.waiting for record in rounds],
@@ -191,7 +241,7 @@ def _rounds(run_dir: Path, step: int) -> dict[str, Any]:
         "accepted": [record.accepted for record in rounds],
         "emitted": [record.emitted for record in rounds],
         "plan": [plan_name(record.plan) for record in rounds],
-        "rate": np.round(_running_rate(np.array([r.emitted for r in rounds], float), seconds_R), 1).tolist(),
+        "rate": np.round(rate_R[::every], 1).tolist(),
         "predicted": [round(record.predicted, 1) for record in rounds],
     }
 
@@ -222,17 +272,18 @@ def _rollout(kept: KeptRollout) -> dict[str, Any]:
         {
             "row": rollout.prompt.row,
             "sample": rollout.sample,
-            "prompt": rollout.prompt.text,
-            "text": rollout.text,
+            "prompt": rollout.prompt.text[:TEXT_SHOWN],
+            "text": rollout.text[:TEXT_SHOWN],
+            "tokens": len(rollout.token_T),
             "reward": scored.reward,
             "part": dict(scored.part),
             "fell_back": list(scored.fell_back),
             "finish": rollout.finish,
-            "pieces": list(kept.pieces),
-            "proposer": rollout.proposer_T.tolist(),
-            "logprob": np.round(rollout.logprob_T.astype(np.float64), 3).tolist(),
-            "entropy": np.round(rollout.entropy_T.astype(np.float64), 3).tolist(),
-            "round": rollout.round_T.tolist(),
+            "pieces": list(kept.pieces[:TOKENS_SHOWN]),
+            "proposer": rollout.proposer_T[:TOKENS_SHOWN].tolist(),
+            "logprob": np.round(rollout.logprob_T[:TOKENS_SHOWN].astype(np.float64), 3).tolist(),
+            "entropy": np.round(rollout.entropy_T[:TOKENS_SHOWN].astype(np.float64), 3).tolist(),
+            "round": rollout.round_T[:TOKENS_SHOWN].tolist(),
         }
     )
 

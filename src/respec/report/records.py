@@ -86,18 +86,22 @@ def read_metrics_file(run_dir: Path) -> tuple[tuple[StepMetrics, ...], int]:
         try:
             if not line.endswith(b"\n"):
                 raise ValueError("cut off")
-            tree = json.loads(line)
-            step, time = int(tree.pop("step")), float(tree.pop("time"))
-            numbers = {name: math.nan if value is None else float(value) for name, value in tree.items()}
+            steps.append(parse_metrics(line))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if number == len(lines):
                 break
             raise RunDirError(
                 f"line {number} of '{path}' is damaged ({error}); remove that line to read the rest"
             ) from None
-        steps.append(StepMetrics(step, time, numbers))
         whole += len(line)
     return tuple(steps), whole
+
+
+def parse_metrics(line: bytes) -> StepMetrics:
+    """A line of metrics.jsonl. Raises ValueError, KeyError, TypeError or AttributeError for one that is damaged."""
+    tree = json.loads(line)
+    step, time = int(tree.pop("step")), float(tree.pop("time"))
+    return StepMetrics(step, time, {name: math.nan if value is None else float(value) for name, value in tree.items()})
 
 
 def step_file(run_dir: Path, folder: str, step: int) -> Path:

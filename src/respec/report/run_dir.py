@@ -27,7 +27,7 @@ PROVENANCE_FILE = "provenance.json"
 SUMMARY_FILE = "summary.json"
 CHECKPOINTS = "checkpoints"
 # What may change when a run is gone on with: how long, how often it is measured and saved, where the folder was moved to.
-MAY_DIFFER = ("run.steps", "run.dir", "run.compare_plain_every", "report.", "checkpoint.", "eval.")
+MAY_DIFFER = ("run.steps", "run.dir", "run.compare_plain_every", "report.", "tracking.", "checkpoint.", "eval.")
 
 
 class RunDir:
@@ -54,8 +54,9 @@ class RunDir:
             self.config = self._settle(config)
             self._record_start()
             steps = self._cut_torn()
-            self._tensorboard = self.config.report.tensorboard and events.available()
-            if self.config.report.tensorboard and not self._tensorboard:
+            wanted = "tensorboard" in self.config.tracking.to
+            self._tensorboard = wanted and events.available()
+            if wanted and not self._tensorboard:
                 self.notes.append(
                     "tensorboard is not installed, so no events are written; metrics.jsonl holds the same"
                 )
@@ -234,7 +235,7 @@ class RunDir:
 
 def differences(recorded: Config, wanted: Config) -> tuple[str, ...]:
     """Lines `key: recorded value, now other value` for each key in which two configurations differ in what matters."""
-    before, now = _flat(tree_of(recorded)), _flat(tree_of(wanted))
+    before, now = flat(tree_of(recorded)), flat(tree_of(wanted))
     keys = [key for key in dict.fromkeys([*before, *now]) if not key.startswith(MAY_DIFFER)]
     return tuple(
         f"{key}: was {before.get(key)!r}, now {now.get(key)!r}" for key in keys if before.get(key) != now.get(key)
@@ -252,10 +253,11 @@ def _without_none(node: Any) -> Any:
     return [_without_none(value) for value in node] if isinstance(node, list) else node
 
 
-def _flat(node: Any, at: str = "") -> dict[str, Any]:
+def flat(node: Any, at: str = "") -> dict[str, Any]:
+    """`a.b` -> value of a tree of TOML values."""
     if isinstance(node, dict) or (isinstance(node, list) and any(isinstance(item, dict) for item in node)):
         items = node.items() if isinstance(node, dict) else enumerate(node)
-        return {k: v for key, value in items for k, v in _flat(value, f"{at}.{key}" if at else str(key)).items()}
+        return {k: v for key, value in items for k, v in flat(value, f"{at}.{key}" if at else str(key)).items()}
     return {at: node}
 
 
