@@ -43,6 +43,10 @@ class Completion:
         return self.request.finish is not None
 
     @property
+    def prompt_tokens(self) -> int:
+        return len(self.request.ask.prompt.token_ids)
+
+    @property
     def rollout(self) -> Rollout:
         """The whole completion, once it is done; its prompt's row is the prompt's place in the list."""
         rollout = self.request.rollout()
