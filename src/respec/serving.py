@@ -110,6 +110,7 @@ def serve(
             service.app(), log_level="warning", timeout_graceful_shutdown=GRACE_S, lifespan="on", server_header=False
         )
         followed = is_run(model)
+        listening.listen()  # who comes before the server is up waits
         what = f"run '{model}' at version {engine.version}, and follows it" if followed else f"'{model}'"
         say(f"respec serves {what}: http://{_shown(host)}:{listening.getsockname()[1]}/v1 (Ctrl-C ends it)")
         server = uvicorn.Server(config)

@@ -15,7 +15,8 @@ import pytest
 
 from respec.errors import CheckpointError, ConfigError
 from respec.serve.app import Limits
-from respec.serving import Follower, serve as serve_forever
+from respec.serving import Follower
+from respec.serving import serve as serve_forever
 from respec.weights.checkpoint import save_checkpoint
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "3 + 4\n"}]}

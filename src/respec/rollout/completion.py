@@ -57,8 +57,7 @@ class Completion:
         request, start = self.request, self.seen
         tokens = request.tokens[start:]
         self.seen = len(request.tokens)
-        text = self.pieces.push(tokens)
-        if request.finish is not None:
-            text += self.pieces.end(request.text)
+        done = request.finish is not None
+        text = self.pieces.end(request.text) if done else self.pieces.push(tokens)
         drawn = tuple(tokens), tuple(request.logprobs[start:])
         self.news.append(Delta(self.prompt, request.sample, *drawn, text, request.finish, request.versions[-1]))

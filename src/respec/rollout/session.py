@@ -194,7 +194,9 @@ class Session:
         limits = [request.remaining(sampling) - 1 for request in active]
         if depths is not None:
             limits = list(map(min, limits, depths))
-        return drafter.propose(active, plan, limits, DraftContext(sampling, self._setup.mode, self.target.cache))
+        # in `matching` a draft's law is only a guess, and the first request's is a better one than that of a session made long ago
+        under = active[0].under(sampling) if self._setup.mode == "matching" else sampling
+        return drafter.propose(active, plan, limits, DraftContext(under, self._setup.mode, self.target.cache))
 
     def _emit(self, request: Request, tree: DraftTree, verdict: Verdict) -> int:
         """Appends the accepted tokens and the target's own, up to where the completion ends; says how many."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +20,6 @@ from respec.serve.answers import Answer, event
 from respec.serve.asked import Kind, read, refuse_another
 from respec.serve.decoding import DecodingThread, Job, Joined
 from respec.serve.errors import ApiError, api_error, busy
-
-log = logging.getLogger("respec.serve")
 
 VERSION_HEADER = "x-respec-version"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -57,7 +54,7 @@ class Service:
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/v1/completions", self._text, methods=["POST"]),
         ]
-        handlers = {ApiError: _answer_error, HTTPException: _answer_http, Exception: _answer_bug}
+        handlers = {ApiError: _answer_error, HTTPException: _answer_http, Exception: _answer_error}
         return Starlette(routes=routes, exception_handlers=handlers, lifespan=self._life)
 
     @contextlib.asynccontextmanager
@@ -217,8 +214,3 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 async def _answer_http(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     return ApiError(status, f"{request.method} {request.url.path}: {error}").response()
-
-
-async def _answer_bug(request: Request, error: Exception) -> Response:
-    log.error("a request could not be answered", exc_info=error)
-    return api_error(error).response()

@@ -54,7 +54,7 @@ def read(raw: bytes, kind: Kind) -> Asked:
     """Raises ApiError for what is no JSON object, has a field of the wrong kind or out of range, or asks for what is not to be had."""
     try:
         body = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise wrong(f"the request's body is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise wrong("the request's body must be a JSON object")
@@ -163,7 +163,7 @@ def _logprobs(body: Mapping[str, Any], kind: Kind) -> bool:
         return value
     if kind == "chat" or value != 0:
         raise wrong(
-            "'logprobs' gives each token's own log-probability here, and no alternatives': true for chat, 0 for text",
+            "'logprobs' gives each token's own log-probability here, and no alternatives: true for chat, 0 for text",
             "logprobs",
         )
     return True

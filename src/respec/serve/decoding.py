@@ -183,9 +183,9 @@ class DecodingThread:
             job = self._jobs[id(completion)]
             while completion.news:
                 piece = completion.news.popleft()
-                job.tell(piece)
                 if piece.finish is not None:
                     del self._jobs[id(completion)]
+                job.tell(piece)
 
     def _swap(self, policy: Policy, version: int) -> None:
         self._newer = None
