@@ -57,7 +57,7 @@ def test_streaming_gives_the_same_tokens_log_probabilities_and_text(engine):
     for rollout in whole:
         own = [d for d in deltas if (d.prompt, d.sample) == (rollout.prompt.row, rollout.sample)]
         assert [t for d in own for t in d.token_T] == rollout.token_T.tolist()
-        assert np.array_equal(np.float32([p for d in own for p in d.logprob_T]), rollout.logprob_T)
+        assert np.array_equal(np.array([p for d in own for p in d.logprob_T], np.float32), rollout.logprob_T)
         assert "".join(d.text for d in own) == rollout.text
         assert [d.finish for d in own] == [None] * (len(own) - 1) + [rollout.finish]
 

@@ -179,7 +179,7 @@ class Engine:
         if isinstance(prompt, str):
             text, ids = prompt, self.tokenizer(prompt)["input_ids"]
         elif all(isinstance(token, int) for token in prompt):
-            text, ids = "", list(prompt)
+            text, ids = "", [token for token in prompt if isinstance(token, int)]
             if any(token not in range(self._engine.decoder.shape.vocabulary) for token in ids):
                 raise TaskError("the prompt's tokens are not all of the model's vocabulary; tokenize it with its own")
         elif all(isinstance(message, Mapping) for message in prompt):
