@@ -33,7 +33,7 @@ EXAMPLES: Mapping[str, str] = {
     "PPO with a critic": "ppo_demo", "LoRA on SmolLM2": "lora_smollm2", "on-policy distillation": "distill_demo",
     "FrozenLake agent": "frozen_lake", "Sokoban agent": "sokoban",
 }  # fmt: skip
-COMMON = ("run.threads=1", "report.tensorboard=false", "checkpoint.keep=1")
+COMMON = ("run.threads=1", "tracking.to=[]", "checkpoint.keep=1")
 SETTINGS: Mapping[str, Sequence[str]] = {
     # one core: half of the steps, no second pass by plain decoding, half of the held-out rows
     "LoRA on SmolLM2": ("run.steps=15", "run.compare_plain_every=0", "eval.final_items=100"),

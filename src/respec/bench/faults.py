@@ -131,7 +131,7 @@ def _reset_rotary(scene: Scene) -> None:
 
 def _swapped_taps(scene: Scene) -> None:
     """The policy's decoder hands over its hidden states in another order, from a swap on until it is published anew."""
-    decoder = scene.engine._decoder
+    decoder = scene.engine.decoder
     whole = decoder.hidden
 
     def hidden(token_M, slot_M, position_M, cache, branches=None, taps=()):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from respec.cli import dash, drafter, entropy, export, runs, verification, workbench
+from respec.cli import dash, drafter, entropy, export, runs, serve, verification, workbench
 from respec.cli.app import app, print_error
 from respec.errors import RespecError
 
-__all__ = ["app", "dash", "entropy", "export", "main", "runs", "verification", "workbench"]
+__all__ = ["app", "dash", "entropy", "export", "main", "runs", "serve", "verification", "workbench"]
 
 app.add_typer(drafter.drafter, name="drafter")
 

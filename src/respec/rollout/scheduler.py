@@ -37,3 +37,15 @@ class Scheduler:
             request.slot = NO_SLOT
         self.active = [request for request in self.active if request.finish is None]
         return done
+
+    def remove(self, request: Request) -> bool:
+        """Takes out one that has not finished, and says whether it was there."""
+        if any(request is other for other in self.active):
+            self.active = [other for other in self.active if other is not request]
+            self._cache.release(request.slot)
+            request.slot = NO_SLOT
+            return True
+        kept = deque(other for other in self.waiting if other is not request)
+        was_there = len(kept) < len(self.waiting)
+        self.waiting = kept
+        return was_there

@@ -103,7 +103,7 @@ PLAIN = Plan()
 class Ask:
     """One prompt to be sampled `group` times; its row has been rolled out `draw` times before in this stream. Made by the loop, read by the engine.
 
-    `sampling` are its own settings, stop strings and stop tokens excepted; None: those of the rollout.
+    `sampling` are its own settings, all of them; None: those of the rollout.
     """
 
     prompt: Prompt
