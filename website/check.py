@@ -13,7 +13,15 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 # What a browser fetches by itself, by tag and attribute; `a` is followed by a reader alone.
-FETCHED = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src"), ("source", "src"), ("image", "href"), ("use", "href")}
+FETCHED = {
+    ("script", "src"),
+    ("img", "src"),
+    ("link", "href"),
+    ("iframe", "src"),
+    ("source", "src"),
+    ("image", "href"),
+    ("use", "href"),
+}
 STYLE_URL = re.compile(r"""(?:url\(|@import)\s*["']?((?:https?:)?//[^"')]+)""")
 
 
@@ -49,7 +57,9 @@ def faults(site: Path) -> list[str]:
         if where.name != "404.html":  # its links start at a root that a site in a folder has not
             found += [f"{where}: {why}" for link in sorted(page.links) if (why := _broken(link, path, pages))]
     for path in sorted(site.rglob("*.css")):
-        found += [f"{path.relative_to(site)}: fetches {link}" for link in STYLE_URL.findall(path.read_text(encoding="utf-8"))]
+        found += [
+            f"{path.relative_to(site)}: fetches {link}" for link in STYLE_URL.findall(path.read_text(encoding="utf-8"))
+        ]
     return found
 
 
@@ -75,5 +85,9 @@ def _broken(link: str, page: Path, pages: dict[Path, Page]) -> str:
 
 if __name__ == "__main__":
     wrong = faults(Path(sys.argv[1]))
-    print("\n".join(wrong) if wrong else f"{sys.argv[1]}: every link and anchor leads somewhere; nothing is fetched from elsewhere")
+    print(
+        "\n".join(wrong)
+        if wrong
+        else f"{sys.argv[1]}: every link and anchor leads somewhere; nothing is fetched from elsewhere"
+    )
     sys.exit(bool(wrong))

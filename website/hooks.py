@@ -70,7 +70,9 @@ def section(name: str, model: type[BaseModel] | None, heading: str, level: int =
     for key, field in model.model_fields.items():
         nested = _model_in(field.annotation)
         if nested is model:
-            rows.append(f"| `[[{name}.{key}]]` | tables | none | as many sections as you like, each with the keys of this one |")
+            rows.append(
+                f"| `[[{name}.{key}]]` | tables | none | as many sections as you like, each with the keys of this one |"
+            )
         elif nested is not None:
             listed = get_origin(field.annotation) is tuple
             inner += section(f"{name}.{key}", nested, f"[[{name}.{key}]]" if listed else f"[{name}.{key}]", level + 1)
@@ -123,7 +125,12 @@ def _bounds(metadata: list[Any]) -> list[str]:
     signs = {
         annotated_types.Ge: ("≥", "ge"), annotated_types.Gt: (">", "gt"), annotated_types.Le: ("≤", "le"), annotated_types.Lt: ("<", "lt"),
     }  # fmt: skip
-    return [f"{sign} {getattr(item, name):g}" for item in metadata for kind, (sign, name) in signs.items() if isinstance(item, kind)]
+    return [
+        f"{sign} {getattr(item, name):g}"
+        for item in metadata
+        for kind, (sign, name) in signs.items()
+        if isinstance(item, kind)
+    ]
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
@@ -139,7 +146,10 @@ def _text(text: str) -> str:
 
 def commands_page() -> str:
     """Every command with its help, as `--help` says it."""
-    parts = ["# Commands", "What `respec COMMAND --help` says. A mistake of the user's is one paragraph that says what to do, and exit code 2."]
+    parts = [
+        "# Commands",
+        "What `respec COMMAND --help` says. A mistake of the user's is one paragraph that says what to do, and exit code 2.",
+    ]
     for words, command in commands(typer.main.get_command(app), ("respec",)):
         parts += [f"## {' '.join(words)}", *_help(command.help or "", words), _options(words, command)]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -165,7 +175,11 @@ def _options(words: tuple[str, ...], command: Any) -> str:
     for item in command.params:
         if item.name == "help":
             continue
-        names = ", ".join(f"`{name}`" for name in item.opts) if item.param_type_name == "option" else f"`{item.name.upper()}`"
+        names = (
+            ", ".join(f"`{name}`" for name in item.opts)
+            if item.param_type_name == "option"
+            else f"`{item.name.upper()}`"
+        )
         value = item.default
         plain = value in (None, "", [], (), False) or callable(value) or "Sentinel" in type(value).__name__
         shown = "required" if item.required else "" if plain else f"`{value}`"

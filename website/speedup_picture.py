@@ -23,7 +23,10 @@ def main() -> None:
         x = LEFT + (WIDTH - LEFT - RIGHT) * share
         return x, TOP + (HEIGHT - TOP - BOTTOM) * (HIGH - ratio) / (HIGH - LOW)
 
-    parts = [_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, "sequences decoded at once"), _text(LEFT, 14, "tokens/s over plain decoding", "start")]
+    parts = [
+        _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, "sequences decoded at once"),
+        _text(LEFT, 14, "tokens/s over plain decoding", "start"),
+    ]
     for tenths in range(6, 25, 2):
         y = at(1, tenths / 10)[1]
         stroke = "#555" if tenths == 10 else "#ddd"

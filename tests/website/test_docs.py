@@ -36,13 +36,20 @@ def fenced(text: str) -> Iterator[tuple[str, str]]:
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """`above` put over `below`, table by table."""
-    both = {key: merged(below[key], value) if isinstance(value, dict) and isinstance(below.get(key), dict) else value for key, value in above.items()}
+    both = {
+        key: merged(below[key], value) if isinstance(value, dict) and isinstance(below.get(key), dict) else value
+        for key, value in above.items()
+    }
     return below | both
 
 
 def loaded(snippet: dict[str, Any]) -> Config:
     """A snippet as a configuration: by itself if its task is whole, else with a task to train on."""
-    whole = {"model": BASE["model"]} if {"preset", "path", "env", "dataset", "mixture"} & snippet.get("task", {}).keys() else BASE
+    whole = (
+        {"model": BASE["model"]}
+        if {"preset", "path", "env", "dataset", "mixture"} & snippet.get("task", {}).keys()
+        else BASE
+    )
     return parse_config(merged(whole, snippet))
 
 
@@ -137,7 +144,13 @@ def test_stale_snippets_are_seen():
     assert broken_python("```python\nfrom respec.config import load_configuration\n```\n")
     assert broken_python("```python\nimport respec.nothing\n```\n")
     assert broken_python("```python\ndef f(:\n```\n")
-    for line in ("respec trian x.toml", "respec train", "respec train x.toml --sett a.b=1", "respec bench", "respec generate m --prompt a --samples many"):
+    for line in (
+        "respec trian x.toml",
+        "respec train",
+        "respec train x.toml --sett a.b=1",
+        "respec bench",
+        "respec generate m --prompt a --samples many",
+    ):
         assert broken_commands(f"```console\n{line}\n```\n"), line
     assert not broken_commands("```\n$ respec train x.toml --set run.seed=$SEED   # a comment\n```\n")
 
@@ -165,7 +178,13 @@ def test_every_key_and_section_is_on_the_page_of_settings():
         model: Any = field.annotation
         for key in model.model_fields:
             assert f"`{key}`" in page or f"[{name}.{key}]" in page, f"{name}.{key}"
-    for row in ("| `lr` | number, > 0 | `1e-05` |", '| `drafter` | `auto` `off`', "| `path` | text | required |", "`[policy.lora]`", "`[[task.reward]]`"):
+    for row in (
+        "| `lr` | number, > 0 | `1e-05` |",
+        "| `drafter` | `auto` `off`",
+        "| `path` | text | required |",
+        "`[policy.lora]`",
+        "`[[task.reward]]`",
+    ):
         assert row in page, row
 
 
