@@ -3,6 +3,7 @@
 # make demo FRESH=1          begins anew (deletes the demo's run folder); without it the run goes on where it stood
 # make test                  the tests, but the slow ones
 # make lint                  style and types
+# make docs                  the documentation as a site, in site/, every link in it checked
 # make peers                 what respec is compared with, in environments of their own, .peers/NAME; PEERS=hf: transformers and TRL alone
 # make warm-demo             makes the built-in model's weights anew
 SHELL := bash
@@ -14,7 +15,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOG := $(VENV)/install.log
 
-.PHONY: help install demo peers warm-demo test lint
+.PHONY: help install demo peers warm-demo test lint docs
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -66,3 +67,8 @@ lint: $(STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright
+
+# The builder's advertisement for its successor is left out of the log.
+docs: $(STAMP)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@$(BIN)/python website/check.py site
