@@ -10,11 +10,12 @@ from transformers import PreTrainedTokenizerBase
 
 from respec.errors import CacheError, StaleError, TaskError
 from respec.models.decoder import Decoder
+from respec.rollout.cutting import fates, judge
 from respec.rollout.draft.protocol import DraftContext, Drafter, FeatureDrafter, PolicyDrafter
 from respec.rollout.kv_cache import KVCache, allocated
 from respec.rollout.lenient import Lenience
 from respec.rollout.onlooker import Onlooker
-from respec.rollout.planner import DepthPlanner, Planner, planner_of
+from respec.rollout.planner import Cutter, DepthPlanner, Planner, cutter_of, planner_of
 from respec.rollout.randomness import sequence_key
 from respec.rollout.request import Request
 from respec.rollout.scheduler import Scheduler
@@ -28,7 +29,7 @@ from respec.rollout.verify_each import verify_each
 from respec.types import (
     PLAIN,
     Ask,
-    Load,
+    Cut,
     Mode,
     Partner,
     Plan,
@@ -37,7 +38,6 @@ from respec.types import (
     RolloutStats,
     RoundRecord,
     Sampling,
-    Version,
 )
 
 OnRound = Callable[[RoundRecord], None]
@@ -123,12 +123,12 @@ class Engine:
             target = Target(self._decoder, self._cache_for(requests, sampling), self._chunk, self._readers)
             scheduler = Scheduler(requests, target.cache, self._max_batch)
             stopping = Stopping(self._tokenizer, self._eos, sampling, partner is not None)
-            onlooker = Onlooker(self.drafters, planner)
+            onlooker, cutter = Onlooker(self.drafters, planner), cutter_of(planner, self._mode)
             try:
                 while scheduler.waiting or scheduler.active:
                     self._refresh(scheduler.active, target)
                     self._admit(scheduler, target)
-                    record = self._round(scheduler, target, sampling, planner, stopping, len(records))
+                    record = self._round(scheduler, target, sampling, planner, cutter, stopping, len(records))
                     records.append(record)
                     planner.observe(record)
                     if partner is not None:
@@ -208,16 +208,18 @@ class Engine:
         target: Target,
         sampling: Sampling,
         planner: DepthPlanner,
+        cutter: Cutter | None,
         stopping: Stopping,
         index: int,
     ) -> RoundRecord:
         """One decode round: plan, draft, one forward pass over every pending token and its draft, verify."""
         began = time.perf_counter()
         active = scheduler.active
-        load = self._load(scheduler, sampling)
+        load = scheduler.load(sampling, self._decoder.version)
         plan = planner.plan(load)
         planned_at = time.perf_counter()
-        trees = stopping.cut(self._draft(active, target, sampling, plan, planner.depths()))
+        cut = cutter.cut() if cutter is not None and plan.n else None
+        trees = stopping.cut(self._draft(active, target, sampling, plan, planner.depths(), cut))
         drafted_at = time.perf_counter()
         flat = flatten(active, trees)
         logits, taps = target.verify(flat)
@@ -231,28 +233,26 @@ class Engine:
         self._keep(active, verdicts, counts, target.cache)
         if taps is not None:
             target.show(active, taps, flat, [verdict.path for verdict in verdicts], counts)
-        deepest = [max(tree.depth_n, default=0) for tree in trees]
-        stands = [len(verdict.path) for verdict in verdicts]
+        deepest, (tested, stands) = [max(tree.depth_n, default=0) for tree in trees], fates(trees, verdicts)
+        if cutter is not None and cut is not None:
+            cutter.judged(judge(plan.drafter, trees, verdicts))
         return RoundRecord(
             active=len(active), waiting=len(scheduler.waiting), plan=plan, drafted=sum(len(tree.token_n) for tree in trees),
             accepted=sum(min(len(verdict.path), count) for verdict, count in zip(verdicts, counts, strict=True)),
             emitted=sum(counts), draft_s=drafted_at - planned_at, verify_s=verified_at - drafted_at,
             overhead_s=time.perf_counter() - verified_at + planned_at - began, context=load.context,
             predicted=planner.predicted,
-            drafted_D=reaching(deepest), accepted_D=reaching(stands),
-            tested_D=reaching([min(depth, accepted + 1) for depth, accepted in zip(deepest, stands, strict=True)]),
-        )  # fmt: skip
-
-    def _load(self, scheduler: Scheduler, sampling: Sampling) -> Load:
-        active = scheduler.active
-        return Load(
-            active=len(active), waiting=len(scheduler.waiting), context=float(np.mean([request.length for request in active])),
-            remaining_B=tuple(request.remaining(sampling) for request in active), version=Version(self._decoder.version),
-            row_B=tuple(request.ask.prompt.row for request in active), drawn_B=tuple(len(request.tokens) for request in active),
+            drafted_D=reaching(deepest), accepted_D=reaching(stands), tested_D=reaching(tested), cut=any(tree.left_out is not None for tree in trees),
         )  # fmt: skip
 
     def _draft(
-        self, active: Sequence[Request], target: Target, sampling: Sampling, plan: Plan, depths: Sequence[int] | None
+        self,
+        active: Sequence[Request],
+        target: Target,
+        sampling: Sampling,
+        plan: Plan,
+        depths: Sequence[int] | None,
+        cut: Cut | None,
     ) -> Sequence[DraftTree]:
         if not plan.n:
             return [NOTHING] * len(active)
@@ -265,7 +265,7 @@ class Engine:
         limits = [request.remaining(sampling) - 1 for request in active]
         if depths is not None:
             limits = list(map(min, limits, depths))
-        return drafter.propose(active, plan, limits, DraftContext(sampling, self._mode, target.cache))
+        return drafter.propose(active, plan, limits, DraftContext(sampling, self._mode, target.cache, cut))
 
     def _emit(self, request: Request, tree: DraftTree, verdict: Verdict, stopping: Stopping, index: int) -> int:
         """Appends the accepted tokens and the target's own, up to where the completion ends; says how many."""
