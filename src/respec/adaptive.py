@@ -40,6 +40,8 @@ TREES = ((4, 2, 8), (6, 3, 16), (8, 3, 24))
 BRANCHING = ("suffix",)
 # Drafters that say by how much their tokens won, so that their chains can be cut.
 LEADING = ("eagle",)
+# Look-ups that may be asked beside them, for each sequence.
+BESIDE = ("suffix",)
 # What drafters with a distribution of their own are believed to be worth before they have been seen, and for how many sequences: without it a
 # good one waits for probes that a hundredth of the time pays for.
 HOPED = {"eagle": 0.75, "model": 0.6, "self_quant": 0.85}
@@ -113,7 +115,7 @@ def make_controller(cost: CostModel, config: SpeculationConfig, largest: int) ->
     sharing = Sharing(plans, cost) if config.per_request_depth else None
     # whether a token is there may depend on how it was drawn in matching only
     leading = [name for name in LEADING if name in config.candidates and config.cut and config.mode == "matching"]
-    confidence = Confidence(leading, config.s) if leading else None
+    confidence = Confidence(leading, config.s, [n for n in BESIDE if n in config.candidates]) if leading else None
     return PacedController(Controller(plans, cost, acceptance, largest, trust, confidence), sharing=sharing)
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from respec.models.eagle import create_head
-from respec.rollout.cutting import fates, judge
+from respec.rollout.cutting import choose, fates, judge
 from respec.rollout.draft.eagle import EagleDrafter
+from respec.rollout.draft.suffix import SuffixDrafter
 from respec.rollout.engine import Engine
 from respec.rollout.sampling import Draws
 from respec.rollout.tree import DraftTree
@@ -25,12 +27,14 @@ CHAIN = Plan("eagle", 5, 1, 5)
 class Whim:
     """A cut that follows nothing: chances are drawn anew for every token."""
 
-    def __init__(self, rng: np.random.Generator, floor: float) -> None:
-        self._rng, self.floor = rng, floor
+    deep = 6
 
-    def chance(self, depth: int, lead_B: np.ndarray) -> np.ndarray:
-        assert (lead_B >= 0).all()
-        return self._rng.random(len(lead_B))
+    def __init__(self, rng: np.random.Generator, floor: float, beside: tuple[str, ...]) -> None:
+        self._rng, self.floor, self.beside = rng, floor, beside
+
+    def chance(self, drafter: str, depth: int | np.ndarray, lead: np.ndarray) -> np.ndarray:
+        assert drafter == "suffix" or not (lead < 0).any()
+        return np.where(np.isnan(lead), 0.0, self._rng.random(lead.shape))
 
 
 class Cutting:
@@ -38,10 +42,11 @@ class Cutting:
 
     predicted = 0.0
 
-    def __init__(self, floors: Sequence[float]) -> None:
-        self._rng, self._floors = np.random.default_rng(5), floors
+    def __init__(self, floors: Sequence[float], beside: tuple[str, ...] = ()) -> None:
+        self._rng, self._floors, self._beside = np.random.default_rng(5), floors, beside
         self.rounds: list[RoundRecord] = []
         self.leads: list[Leads] = []
+        self.besides: list[Leads] = []
 
     @property
     def cutter(self) -> Cutting:
@@ -54,10 +59,11 @@ class Cutting:
         """As deep as the plan."""
 
     def cut(self) -> Whim:
-        return Whim(self._rng, float(self._rng.choice(self._floors)))
+        return Whim(self._rng, float(self._rng.choice(self._floors)), self._beside)
 
-    def judged(self, leads: Leads) -> None:
-        self.leads.append(leads)
+    def judged(self, leads: Sequence[Leads]) -> None:
+        self.leads.append(leads[0])
+        self.besides += leads[1:]
 
     def observe(self, record: RoundRecord) -> None:
         self.rounds.append(record)
@@ -75,15 +81,18 @@ def asks(group: int = 3) -> list[Ask]:
 def engine(policy, dtype: str, mode: Mode = "matching") -> Engine:
     decoder = publish(policy, dtype, 0)
     drafter = EagleDrafter(create_head(policy.model, range(1, 40), 0), decoder.shape.dtype)
-    return Engine(decoder, policy.tokenizer, policy.eos_token_ids, 7, 8, 64, [drafter], mode)
+    return Engine(
+        decoder, policy.tokenizer, policy.eos_token_ids, 7, 8, 64, [drafter, SuffixDrafter(1, 0.3, 1000)], mode
+    )
 
 
 @pytest.mark.parametrize("sampling", [Sampling(30, 0.8), Sampling(20, 0.0), Sampling(20, 0.9, top_k=4)], ids=str)
+@pytest.mark.parametrize("beside", [(), ("suffix",)], ids=["alone", "beside"])
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_cutting_changes_no_token_and_no_bit(make_policy, dtype, sampling):
+def test_cutting_changes_no_token_and_no_bit(make_policy, dtype, beside, sampling):
     policy = make_policy("llama", torch.float64 if dtype == "float64" else torch.float32)
     plain, _ = engine(policy, dtype).rollout(asks(), sampling)
-    planner = Cutting((0.0, 0.3, 0.6, 1.1))
+    planner = Cutting((0.0, 0.3, 0.6, 1.1), beside)
     drafted, stats = engine(policy, dtype).rollout(asks(), sampling, planner)
     for one, other in zip(plain, drafted, strict=True):
         assert np.array_equal(one.token_T, other.token_T)
@@ -92,6 +101,16 @@ def test_cutting_changes_no_token_and_no_bit(make_policy, dtype, sampling):
     # of chains cut at once, verified as far as they went, and cut below an accepted token there are some
     assert any(record.cut and not record.drafted for record in planner.rounds)
     assert any(record.cut and record.accepted for record in planner.rounds)
+    if beside:
+        whose = {int(who) for rollout in drafted for who in rollout.proposer_T}
+        assert whose == {Proposer.TARGET, Proposer.EAGLE, Proposer.SUFFIX}, "one round has had both"
+        assert _told(drafted, planner)
+
+
+def _told(rollouts: Sequence[Rollout], planner: Cutting) -> bool:
+    """Whether fates are told of drafts that were not chosen, too: more of them than were accepted."""
+    accepted = sum(int((rollout.proposer_T == Proposer.SUFFIX).sum()) for rollout in rollouts)
+    return 0 < accepted < sum(int(leads.stood_B.sum()) for leads in planner.besides)
 
 
 def test_a_floor_of_nought_drafts_what_is_drafted_without(make_policy):
@@ -147,6 +166,43 @@ def test_fates_by_hand(tokens, left_out, drawn, tested, stood):
     tree = chain(tokens, left_out)
     its = verdict(tree, drawn)
     assert fates([tree], [its]) == ([tested], [stood])
-    leads = judge("eagle", [DraftTree(), tree], [verdict(DraftTree(), (1,)), its])
+    (leads,) = judge(("eagle",), [DraftTree(), tree], [verdict(DraftTree(), (1,)), its])
     assert leads.lead_BD.tolist() == [list(map(float, tree.lead_n))]
     assert (leads.tested_B.tolist(), leads.stood_B.tolist()) == ([tested], [stood])
+
+
+def test_the_fates_of_a_chain_that_was_not_chosen():
+    own, guess = chain((5, 6), 7), replace(chain((5, 8, 9, 4), None), proposer=Proposer.SUFFIX)
+    chosen = replace(guess, rivals=(own, guess))
+    # the target drew 5, 8, 9 and then 3: the drafter's second token was refused, the guess's fourth
+    its = verdict(guess, (5, 8, 9, 3))
+    assert fates([chosen], [its]) == ([2], [1])
+    first, second = judge(("eagle", "suffix"), [chosen], [its])
+    assert (first.tested_B.tolist(), first.stood_B.tolist()) == ([2], [1])
+    assert (second.tested_B.tolist(), second.stood_B.tolist()) == ([4], [3])
+    assert first.lead_BD.tolist() == [[0, 1, 2]] and second.lead_BD.tolist() == [[0, 1, 2, 3]]
+
+
+class Sure:
+    """A drafter's tokens stand as surely as their leads say."""
+
+    deep, beside = 4, ("suffix",)
+
+    def __init__(self, floor: float) -> None:
+        self.floor = floor
+
+    def chance(self, drafter: str, depth: int | np.ndarray, lead: np.ndarray) -> np.ndarray:
+        return np.nan_to_num(lead)
+
+
+def test_each_request_has_the_draft_that_is_worth_more_above_the_floor():
+    def led(tokens: Sequence[int], lead: Sequence[float], left_out: int | None = None) -> DraftTree:
+        return replace(DraftTree.chain(tokens, Proposer.EAGLE), lead_n=tuple(lead), left_out=left_out)
+
+    own = [led((1,), (0.9, 0.5), 2), led((1,), (0.9, 0.5), 2), led((), (0.3,), 1), DraftTree()]
+    guess = [led((3, 4), (0.8, 0.9)), led((3, 4), (0.95, 0.9)), led((3,), (0.4,)), led((3,), (0.99,))]
+    chosen = choose("eagle", own, "suffix", guess, Sure(0.6))
+    # 0.3 against 0.2 + 0.12; against 0.35 + 0.255; nothing against nothing; nothing against 0.39
+    assert [tree.token_n for tree in chosen] == [(3, 4), (3, 4), (), (3,)]
+    assert [tree.token_n for tree in choose("eagle", own, "suffix", guess, Sure(0.75))] == [(1,), (3, 4), (), (3,)]
+    assert all(tree.rivals == pair for tree, pair in zip(chosen, zip(own, guess, strict=True), strict=True))

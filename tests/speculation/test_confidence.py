@@ -35,7 +35,7 @@ def taught(many: int, seed: int = 0) -> Confidence:
     rng, subject = np.random.default_rng(seed), Confidence(("a",), DEPTH, memory=1e9)
     for _ in range(many // 64):
         lead, stood = drafts(rng, 64)
-        subject.learn(Leads("a", lead, np.minimum(stood + 1, DEPTH), stood))
+        subject.learn([Leads("a", lead, np.minimum(stood + 1, DEPTH), stood)])
     return subject
 
 
@@ -52,24 +52,31 @@ def test_a_drafter_whose_leads_say_nothing_has_one_chance_for_all():
     lead = rng.exponential(2.0, (4000, DEPTH))
     refused = rng.random((4000, DEPTH)) >= 0.5
     stood = np.where(refused.any(axis=1), refused.argmax(axis=1), DEPTH)
-    subject.learn(Leads("a", lead, np.minimum(stood + 1, DEPTH), stood))
+    subject.learn([Leads("a", lead, np.minimum(stood + 1, DEPTH), stood)])
     assert np.abs(subject.chances("a")[:, 0] - 0.5).max() < 0.12
 
 
 def test_what_floors_promise_by_hand():
-    """Two chains: one certain at 0.9 a step, one at 0.45; the second's later leads are unknown, since it was cut."""
+    """Two sequences: of one the drafter is certain, 0.9 a step, of the other at 0.45; its later lead is unknown, since it was cut. A look-up is at
+    0.9 about the second, and has nothing for the first."""
     chance = np.full((len(EDGES) + 1, 3), 0.45)
     chance[-1] = 0.9
-    found = promise(chance, np.array([[9.0, 9.0], [0.0, np.nan]]))
+    nan = np.nan
+    lead = np.array([[[9.0, 9.0], [nan, nan]], [[0.0, nan], [9.0, nan]]])
+    alone, both = (promise(chance, beside, lead) for beside in (np.zeros_like(chance), chance))
     at = {floor: i for i, floor in enumerate(FLOORS.tolist())}
     # without a floor: what is unknown is taken to be as good as what is known at its depth
-    assert found.stands_FD[at[0.0]] == pytest.approx([(0.9 + 0.45) / 2, (0.81 + 0.45 * 0.9) / 2])
-    assert found.verified_FD[at[0.0]] == pytest.approx([1.0, 1.0])
-    assert found.stands_FD[at[0.5]] == pytest.approx([0.45, 0.405])
-    assert found.verified_FD[at[0.5]] == pytest.approx([0.5, 0.5])
+    assert alone.tokens_FS[at[0.0]] == pytest.approx([(0.9 + 0.45) / 2, (0.9 + 0.81 + 0.45 + 0.45 * 0.9) / 2])
+    assert alone.rows_FS[at[0.0]] == pytest.approx([1.0, 2.0])
+    assert alone.tokens_FS[at[0.5]] == pytest.approx([0.45, 0.45 + 0.405])
+    assert alone.rows_FS[at[0.5]] == pytest.approx([0.5, 1.0])
+    assert alone.square_FS[at[0.5]] == pytest.approx([0.45, 0.45 + 3 * 0.405])
     # the first token of both is drafted to be looked at, the second only below one that was kept
-    assert found.drafted_FD[at[0.5]] == pytest.approx([1.0, 0.5])
-    assert found.verified_FD[at[0.9]] == pytest.approx([0.5, 0.0])
+    assert alone.drafted_FD[at[0.5]] == pytest.approx([1.0, 0.5])
+    assert alone.rows_FS[at[0.9]] == pytest.approx([0.5, 0.5])
+    # the look-up's token is verified for the second sequence, whatever the depth of the drafter's chain
+    assert both.tokens_FS[at[0.5]] == pytest.approx([0.9, (0.9 + 0.81 + 0.9) / 2])
+    assert both.rows_FS[at[0.5]] == pytest.approx([1.0, 1.5])
 
 
 def test_promises_are_what_cutting_gives():
@@ -80,19 +87,19 @@ def test_promises_are_what_cutting_gives():
     for index, floor in enumerate(FLOORS):
         bound, stands, kept = subject.bound("a", floor), np.ones(len(lead)), np.zeros(len(lead), int)
         for d in range(DEPTH):
-            stands *= bound.chance(d + 1, lead[:, d])
+            stands *= bound.chance("a", d + 1, lead[:, d])
             kept += (stands >= floor) & (kept == d)
-        assert 1 + found.stands_FD[index].sum() == pytest.approx(1 + np.minimum(kept, stood).mean(), rel=0.06)
-        assert 1 + found.verified_FD[index].sum() == pytest.approx(1 + kept.mean(), rel=0.06)
+        assert 1 + found.tokens_FS[index, -1] == pytest.approx(1 + np.minimum(kept, stood).mean(), rel=0.06)
+        assert 1 + found.rows_FS[index, -1] == pytest.approx(1 + kept.mean(), rel=0.06)
 
 
 def test_it_is_kept_and_taken_up_and_fades():
     subject, other = taught(640), Confidence(("a",), DEPTH)
-    subject.learn(Leads("a", np.array([[1.0, np.nan]]), np.array([1]), np.array([0])))
+    subject.learn([Leads("a", np.array([[1.0, np.nan]]), np.array([1]), np.array([0]))])
     other.restore(json.loads(json.dumps(subject.to_dict())))
     assert np.array_equal(other.chances("a"), subject.chances("a"))
     one, two = subject.promise("a"), other.promise("a")
-    assert one is not None and two is not None and np.array_equal(one.stands_FD, two.stands_FD)
+    assert one is not None and two is not None and np.array_equal(one.tokens_FS, two.tokens_FS)
     before = subject.chances("a")[0, 0]
     subject.discount(0.0)
     assert subject.chances("a")[0, 0] == pytest.approx(0.5) != before
@@ -115,7 +122,7 @@ class Uneven(Machine):
             alive = kept == plan.s
             shown[alive, d] = lead[alive, d]
             if cut is not None:
-                stands *= cut.chance(d + 1, lead[:, d])
+                stands *= cut.chance("a", d + 1, lead[:, d])
                 kept[alive & (stands < cut.floor)] = d
         left_out = kept < plan.s
         tested = np.where(stood >= kept, kept + left_out, stood + 1).clip(max=plan.s)
@@ -137,7 +144,7 @@ def tokens_per_s(active: int, confidence: Confidence | None, rounds: int = 1200)
         plan = subject.plan(Load(active, 0, CONTEXT, ()))
         record = machine.run_cut(active, plan, subject.cut())
         if machine.leads is not None and confidence is not None:
-            confidence.learn(machine.leads)
+            confidence.learn([machine.leads])
         subject.observe(record)
         if r >= rounds // 4:
             tokens, seconds = tokens + record.emitted, seconds + record.draft_s + record.verify_s + record.overhead_s

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from respec.errors import CacheError, StaleError, TaskError
 from respec.models.decoder import Decoder
-from respec.rollout.cutting import fates, judge
+from respec.rollout.cutting import beside, fates, judge, shortened
 from respec.rollout.draft.protocol import DraftContext, Drafter, FeatureDrafter, PolicyDrafter
 from respec.rollout.kv_cache import KVCache, allocated
 from respec.rollout.lenient import Lenience
@@ -235,14 +235,14 @@ class Engine:
             target.show(active, taps, flat, [verdict.path for verdict in verdicts], counts)
         deepest, (tested, stands) = [max(tree.depth_n, default=0) for tree in trees], fates(trees, verdicts)
         if cutter is not None and cut is not None:
-            cutter.judged(judge(plan.drafter, trees, verdicts))
+            cutter.judged(judge((plan.drafter, *cut.beside), trees, verdicts))
         return RoundRecord(
             active=len(active), waiting=len(scheduler.waiting), plan=plan, drafted=sum(len(tree.token_n) for tree in trees),
             accepted=sum(min(len(verdict.path), count) for verdict, count in zip(verdicts, counts, strict=True)),
             emitted=sum(counts), draft_s=drafted_at - planned_at, verify_s=verified_at - drafted_at,
             overhead_s=time.perf_counter() - verified_at + planned_at - began, context=load.context,
             predicted=planner.predicted,
-            drafted_D=reaching(deepest), accepted_D=reaching(stands), tested_D=reaching(tested), cut=any(tree.left_out is not None for tree in trees),
+            drafted_D=reaching(deepest), accepted_D=reaching(stands), tested_D=reaching(tested), cut=shortened(trees),
         )  # fmt: skip
 
     def _draft(
@@ -265,7 +265,8 @@ class Engine:
         limits = [request.remaining(sampling) - 1 for request in active]
         if depths is not None:
             limits = list(map(min, limits, depths))
-        return drafter.propose(active, plan, limits, DraftContext(sampling, self._mode, target.cache, cut))
+        trees = drafter.propose(active, plan, limits, DraftContext(sampling, self._mode, target.cache, cut))
+        return trees if cut is None else beside(self.drafters, plan.drafter, active, limits, trees, cut)
 
     def _emit(self, request: Request, tree: DraftTree, verdict: Verdict, stopping: Stopping, index: int) -> int:
         """Appends the accepted tokens and the target's own, up to where the completion ends; says how many."""

@@ -42,8 +42,8 @@ class Cutter(Protocol):
         """Where drafts under the plan given last are to be cut; None: nowhere, and nothing is to be learned."""
         ...
 
-    def judged(self, leads: Leads) -> None:
-        """What became of the drafts of a round with a cut."""
+    def judged(self, leads: Sequence[Leads]) -> None:
+        """What became of the drafts of a round with a cut: the plan's drafter's, then, row by row of the same sequences, those made beside."""
         ...
 
 

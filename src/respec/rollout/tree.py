@@ -27,7 +27,8 @@ class DraftTree:
     mode `lossy` and of chains, is the old answer by which the draft is judged.
 
     `lead_n`, of chains whose drafter was asked for it, says by how much each node won its race (`types.Leads`); where the drafter stopped at a token
-    that is not worth a row, that token is `left_out`, and the last lead is its.
+    that is not worth a row, that token is `left_out`, and the last lead is its. `rivals` are the chains that this one was chosen from, the plan's
+    drafter's first.
     """
 
     token_n: tuple[int, ...] = ()
@@ -37,6 +38,7 @@ class DraftTree:
     followed: Followed | None = None
     lead_n: tuple[float, ...] = ()
     left_out: int | None = None
+    rivals: tuple[DraftTree, ...] = ()
 
     @classmethod
     def chain(cls, tokens: Iterable[int], proposer: Proposer, followed: Followed | None = None) -> DraftTree:

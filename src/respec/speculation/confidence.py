@@ -29,63 +29,80 @@ STRENGTH = 8.0
 
 @dataclass(frozen=True)
 class Promise:
-    """What a drafter's chains would give one sequence at each floor, by depth (d = 0 .. D - 1 is depth d + 1): the chance that a token is there and
-    stands, that it is verified, and that it is drafted at all. `luck_F`, `error_F`: see `acceptance.Outlook`. Made by `Confidence.promise`.
+    """What a drafter's chains of up to s = 1 .. D tokens (index s - 1) would give one sequence at each floor, the look-ups' guesses beside them: tokens
+    and rows beyond the first, and the expected square of those tokens. `drafted_FD`: the chance that the drafter goes as deep as d. Made by
+    `promise`, read by the solver; `chains` it is seen from.
     """
 
-    stands_FD: Float[np.ndarray, "F D"]
-    verified_FD: Float[np.ndarray, "F D"]
+    tokens_FS: Float[np.ndarray, "F D"]
+    rows_FS: Float[np.ndarray, "F D"]
+    square_FS: Float[np.ndarray, "F D"]
     drafted_FD: Float[np.ndarray, "F D"]
     chains: int
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A `types.Cut`: the table of one drafter's chances, and the floor of a round."""
+    """A `types.Cut`: tables of chances by drafter, and the floor of a round."""
 
     floor: float
-    chance_KD: Float[np.ndarray, "K D"] = field(repr=False)
+    beside: tuple[str, ...]
+    deep: int
+    chance_KD: Mapping[str, Float[np.ndarray, "K D"]] = field(repr=False)
 
-    def chance(self, depth: int, lead_B: Float[np.ndarray, "B"]) -> Float[np.ndarray, "B"]:
+    def chance(
+        self, drafter: str, depth: int | Int[np.ndarray, "D"], lead: Float[np.ndarray, "*many"]
+    ) -> Float[np.ndarray, "*many"]:
         """See `types.Cut`."""
-        return self.chance_KD[_bin(lead_B), min(depth, DEPTHS) - 1]
+        found = self.chance_KD[drafter][_bin(lead), np.minimum(depth, DEPTHS) - 1]
+        return np.where(np.isnan(lead), 0.0, found)
 
 
 class Confidence:
-    """Of each of `drafters`, those that say how their tokens won: tested and accepted tokens by lead and depth, faded over `memory` sequences, and the leads of its latest `chains`. `renew`
-    rounds pass before promises are made anew."""
+    """Of each of `drafters`, those that say how sure they are of a token, and of the look-ups asked `beside` them: tested and accepted tokens by lead
+    and depth, faded over `memory` sequences; and the leads of the latest `chains`. `renew` rounds pass before promises are made anew."""
 
     def __init__(
-        self, drafters: Sequence[str], depth: int, memory: float = 4000.0, chains: int = 256, renew: int = 8
+        self,
+        drafters: Sequence[str],
+        depth: int,
+        beside: Sequence[str] = (),
+        memory: float = 4000.0,
+        chains: int = 192,
+        renew: int = 12,
     ) -> None:
-        self.drafters = tuple(drafters)
+        self.drafters, self.beside = tuple(drafters), tuple(beside)[:1]
         self._depth, self._memory, self._most, self._renew = depth, memory, chains, renew
         self._counts: dict[str, Float[np.ndarray, "2 K D"]] = {}
-        self._leads: dict[str, Float[np.ndarray, "N D"]] = {}
+        self._leads: dict[str, Float[np.ndarray, "N 2 D"]] = {}
         self._promised: dict[str, Promise] = {}
         self._age: dict[str, int] = {}
 
-    def learn(self, leads: Leads) -> None:
-        """Takes in a round's drafts."""
-        name, lead_BD = leads.drafter, leads.lead_BD[:, : self._depth]
-        counts = self._counts.setdefault(name, np.zeros((2, len(EDGES) + 1, DEPTHS)))
-        depth = np.arange(lead_BD.shape[1])
-        known = (depth < leads.tested_B[:, None]) & ~np.isnan(lead_BD)
-        stood = known & (depth < leads.stood_B[:, None])
-        at = _bin(lead_BD), np.broadcast_to(np.minimum(depth, DEPTHS - 1), lead_BD.shape)
-        counts *= np.exp(-len(lead_BD) / self._memory)
-        for row, chosen in zip(counts, (known, stood), strict=True):
-            np.add.at(row, (at[0][chosen], at[1][chosen]), 1.0)
-        drafted = lead_BD[~np.isnan(lead_BD[:, :1]).any(axis=1)] if lead_BD.shape[1] else lead_BD
-        padded = np.full((len(drafted), self._depth), np.nan)
-        padded[:, : drafted.shape[1]] = drafted
-        before = self._leads.get(name, np.zeros((0, self._depth)))
-        self._leads[name] = np.concatenate([before, padded])[-self._most :]
+    def learn(self, leads: Sequence[Leads]) -> None:
+        """Takes in a round's drafts: the plan's drafter's, then, of the same sequences, those made beside."""
+        for found in leads:
+            self._count(found)
+        name, rows = leads[0].drafter, len(leads[0].lead_BD)
+        both = np.full((rows, 2, self._depth), np.nan)
+        for i, found in enumerate(leads[:2]):
+            both[:, i, : found.lead_BD.shape[1]] = found.lead_BD[:, : self._depth]
+        before = self._leads.get(name, np.zeros((0, 2, self._depth)))
+        self._leads[name] = np.concatenate([before, both])[-self._most :]
         self._age[name] = self._age.get(name, self._renew) + 1
 
+    def _count(self, leads: Leads) -> None:
+        lead_BD = leads.lead_BD[:, : self._depth]
+        counts = self._counts.setdefault(leads.drafter, np.zeros((2, len(EDGES) + 1, DEPTHS)))
+        counts *= np.exp(-len(lead_BD) / self._memory)
+        depth = np.arange(lead_BD.shape[1])
+        known = (depth < leads.tested_B[:, None]) & ~np.isnan(lead_BD)
+        bins, classes = _bin(lead_BD), np.broadcast_to(np.minimum(depth, DEPTHS - 1), lead_BD.shape)
+        for row, chosen in zip(counts, (known, known & (depth < leads.stood_B[:, None])), strict=True):
+            np.add.at(row, (bins[chosen], classes[chosen]), 1.0)
+
     def bound(self, drafter: str, floor: float) -> Bound:
-        """Where to cut its drafts at this floor."""
-        return Bound(floor, self.chances(drafter))
+        """Where to cut its drafts, and those made beside, at this floor."""
+        return Bound(floor, self.beside, self._depth, {name: self.chances(name) for name in (drafter, *self.beside)})
 
     def chances(self, drafter: str) -> Float[np.ndarray, "K D"]:
         """P(accepted | lead, depth, those before it are), never falling with the lead."""
@@ -99,10 +116,11 @@ class Confidence:
     def promise(self, drafter: str) -> Promise | None:
         """What its chains of late would have given at each floor; None while too few are known."""
         leads = self._leads.get(drafter)
-        if leads is None or len(leads) < self._most // 8:
+        if leads is None or len(leads) < self._most // 6:
             return None
         if self._age[drafter] >= self._renew or drafter not in self._promised:
-            self._promised[drafter], self._age[drafter] = promise(self.chances(drafter), leads), 0
+            beside = self.chances(self.beside[0]) if self.beside else np.zeros((len(EDGES) + 1, DEPTHS))
+            self._promised[drafter], self._age[drafter] = promise(self.chances(drafter), beside, leads), 0
         return self._promised[drafter]
 
     def discount(self, keep: float, drafter: str | None = None) -> None:
@@ -119,26 +137,51 @@ class Confidence:
     def restore(self, data: Mapping[str, Any]) -> None:
         """Takes over what another of the same depth had learned."""
         self._counts = {name: np.array(x, float) for name, x in data["counts"].items()}
-        self._leads = {name: np.array(x, float).reshape(-1, self._depth) for name, x in data["leads"].items()}
+        self._leads = {name: np.array(x, float).reshape(-1, 2, self._depth) for name, x in data["leads"].items()}
         self._promised, self._age = {}, dict.fromkeys(self._leads, self._renew)
 
 
-def promise(chance_KD: Float[np.ndarray, "K D"], lead_ND: Float[np.ndarray, "N D"]) -> Promise:
-    """What chains with these leads give at each floor. A lead that is not known, since its chain was cut above, is taken to be as good as those
-    that are, at its depth or the last one known."""
-    depth = np.minimum(np.arange(lead_ND.shape[1]), DEPTHS - 1)
-    unknown = np.isnan(lead_ND)
-    step = chance_KD[_bin(lead_ND), np.broadcast_to(depth, lead_ND.shape)]
-    mean, last = np.zeros(lead_ND.shape[1]), 0.5
-    for d in range(lead_ND.shape[1]):
+def promise(
+    own_KD: Float[np.ndarray, "K D"], beside_KD: Float[np.ndarray, "K D"], lead_NCD: Float[np.ndarray, "N 2 D"]
+) -> Promise:
+    """What chains with these leads give at each floor, where the better of the drafter's and the look-up's is verified. The drafter's leads that
+    are not known, since its chain was cut above, are taken to be as good as those that are, at that depth or the last one known."""
+    own_ND = _stands(own_KD, lead_NCD[:, 0], True)[None]
+    beside_ND = _stands(beside_KD, lead_NCD[:, 1], False)[None]
+    floor = FLOORS[:, None, None]
+    kept_FND, guessed_FND = own_ND >= floor, (beside_ND >= floor) & (beside_ND > 0)
+    worth_FNS = np.cumsum((own_ND - floor) * kept_FND, axis=2)
+    other_FN = ((beside_ND - floor) * guessed_FND).sum(axis=2)
+    guess_FNS = other_FN[:, :, None] > worth_FNS
+    odd = 2 * np.arange(lead_NCD.shape[2]) + 1
+
+    def better(weight: Float[np.ndarray, "*F N D"], other: Float[np.ndarray, "*F N D"]) -> Float[np.ndarray, "F S"]:
+        whole = (other * guessed_FND).sum(axis=2)[:, :, None]
+        return np.where(guess_FNS, whole, np.cumsum(weight * kept_FND, axis=2)).mean(axis=1)
+
+    # a token is drafted to be looked at where the one above it was worth its row, whichever chain is then chosen
+    tried_FND = np.concatenate([np.ones_like(kept_FND[:, :, :1]), kept_FND[:, :, :-1]], axis=2)
+    ones = np.ones_like(own_ND)
+    return Promise(
+        better(own_ND, beside_ND),
+        better(ones, ones),
+        better(odd * own_ND, odd * beside_ND),
+        tried_FND.mean(axis=1),
+        len(lead_NCD),
+    )
+
+
+def _stands(
+    chance_KD: Float[np.ndarray, "K D"], lead_ND: Float[np.ndarray, "N D"], goes_on: bool
+) -> Float[np.ndarray, "N D"]:
+    """The chance that each token stands with all before it. Where there is none it would have gone on (`goes_on`), or there was none to be had."""
+    step = chance_KD[_bin(lead_ND), np.minimum(np.arange(lead_ND.shape[1]), DEPTHS - 1)]
+    unknown, mean, last = np.isnan(lead_ND), np.zeros(lead_ND.shape[1]), 0.5
+    for d in range(lead_ND.shape[1]) if goes_on else ():
         if not unknown[:, d].all():
             last = float(step[~unknown[:, d], d].mean())
         mean[d] = last
-    stands_ND = np.cumprod(np.where(unknown, mean, step), axis=1)
-    kept_FND = stands_ND >= FLOORS[:, None, None]
-    # a token is drafted to be looked at, where the one above it was worth its row
-    tried_FND = np.concatenate([np.ones_like(kept_FND[:, :, :1]), kept_FND[:, :, :-1]], axis=2)
-    return Promise((stands_ND * kept_FND).mean(axis=1), kept_FND.mean(axis=1), tried_FND.mean(axis=1), len(lead_ND))
+    return np.cumprod(np.where(unknown, mean, step), axis=1)
 
 
 def _bin(lead: Float[np.ndarray, "*many"]) -> Int[np.ndarray, "*many"]:

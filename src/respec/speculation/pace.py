@@ -79,7 +79,7 @@ class PacedController:
             self._bound = self.controller.cut()
         return self._bound
 
-    def judged(self, leads: Leads) -> None:
+    def judged(self, leads: Sequence[Leads]) -> None:
         """Learns from the leads of a round that was looked at."""
         if self._looks and self.controller.confidence is not None:
             began = self._clock()

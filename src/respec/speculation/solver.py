@@ -85,23 +85,21 @@ def _cut(
         if promise is None:
             continue
         index = np.array([i for i, plan in enumerate(plans) if plan.drafter == name and plan.t == 1])
-        last, floors = np.array([plans[i].s for i in index]) - 1, len(promise.stands_FD)
-        stands = promise.stands_FD * room_D
-        tokens_FP = 1 + np.cumsum(stands, axis=1)[:, last]
-        nodes_FP = np.cumsum(promise.verified_FD * room_D, axis=1)[:, last]
-        # a step is taken for all as long as one goes on
-        steps_FP = np.cumsum(1 - (1 - promise.drafted_FD * room_D) ** load.active, axis=1)[:, last]
-        flat = load.active * (1 + nodes_FP.ravel()), load.context, [name] * nodes_FP.size, steps_FP.ravel()
-        seconds_FP = cost.seconds(load.active, *flat).reshape(floors, -1)
-        best = np.argmax(tokens_FP / seconds_FP, axis=0), np.arange(len(index))
-        tokens = tokens_FP[best]
-        second_FP = np.cumsum((2 * np.arange(1, len(room_D) + 1) - 1) * stands, axis=1)[:, last]
-        spread = np.sqrt(np.maximum(second_FP[best] - (tokens - 1) ** 2, 0.0)) / tokens
-        whole.tokens_P[index], whole.seconds_P[index] = load.active * tokens, seconds_FP[best]
-        whole.error_P[index], whole.luck_P[index] = (
-            spread / np.sqrt(promise.chains),
-            spread / np.sqrt(max(load.active, 1)),
+        last = np.array([plans[i].s for i in index]) - 1
+        more_FP, rows_FP, square_FP = (
+            x[:, last] * room_D[last] for x in (promise.tokens_FS, promise.rows_FS, promise.square_FS)
         )
+        # a step is taken for all as long as one goes on
+        steps_FP = np.cumsum(1 - (1 - promise.drafted_FD) ** load.active, axis=1)[:, last]
+        rows = load.active * (1 + rows_FP.ravel())
+        seconds_FP = cost.seconds(load.active, rows, load.context, [name] * len(rows), steps_FP.ravel())
+        seconds_FP = seconds_FP.reshape(rows_FP.shape)
+        best = np.argmax((1 + more_FP) / seconds_FP, axis=0), np.arange(len(index))
+        tokens = 1 + more_FP[best]
+        spread = np.sqrt(np.maximum(square_FP[best] - more_FP[best] ** 2, 0.0)) / tokens
+        whole.tokens_P[index], whole.seconds_P[index] = load.active * tokens, seconds_FP[best]
+        whole.error_P[index] = spread / np.sqrt(promise.chains)
+        whole.luck_P[index] = spread / np.sqrt(max(load.active, 1))
         whole.floor_P[index] = FLOORS[best[0]]
     return whole
 

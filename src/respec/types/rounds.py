@@ -64,23 +64,30 @@ class RoundRecord:
 
 
 class Cut(Protocol):
-    """Where to stop a draft: at the first token whose chance to stand, with all before it, is below `floor`. Made by a planner, asked by a
-    drafter while it drafts."""
+    """Where to stop a draft: at the first token whose chance to stand, with all before it, is below `floor`. Made by a planner, asked by
+    drafters. Look-ups named `beside` guess `deep` tokens for every sequence too, and the draft that is worth more is verified."""
 
     @property
     def floor(self) -> float: ...
+    @property
+    def beside(self) -> tuple[str, ...]: ...
+    @property
+    def deep(self) -> int: ...
 
-    def chance(self, depth: int, lead_B: Float[np.ndarray, "B"]) -> Float[np.ndarray, "B"]:
-        """P(accepted | those before it are) of tokens at this depth that won their races by these leads."""
+    def chance(
+        self, drafter: str, depth: int | Int[np.ndarray, "D"], lead: Float[np.ndarray, "*many"]
+    ) -> Float[np.ndarray, "*many"]:
+        """P(accepted | those before it are) of a drafter's tokens at these depths, by their leads; 0 where there is none (NaN)."""
         ...
 
 
 @dataclass(frozen=True)
 class Leads:
-    """How the drafts of a round won their races, and what became of them; one row a sequence. Made by the engine, read by a planner that cuts.
+    """How sure a drafter was of a round's drafts, and what became of them; one row a sequence. Made by the engine, read by a planner that cuts.
 
-    `lead_BD`: log of the second arrival over the first, by depth; NaN where nothing was drafted. Of the first `tested_B` tokens it is known what
-    the target drew in their place, and it was them for the first `stood_B`. Tokens that were cut off are among them as far as this is known.
+    `lead_BD`: by depth, log of the second arrival over the first in the token's race, or a look-up's log odds; NaN where nothing was drafted.
+    Of the first `tested_B` tokens it is known what the target drew in their place, and it was them for the first `stood_B`. Tokens that were
+    not verified are among them as far as this is known.
     """
 
     drafter: str

@@ -139,7 +139,8 @@ def test_a_lead_is_how_far_the_second_arrival_is_behind_the_first(sampling: Samp
 
 
 class NoCut:
-    floor = 0.0
+    floor, deep = 0.0, 0
+    beside: tuple[str, ...] = ()
 
-    def chance(self, depth: int, lead_B: np.ndarray) -> np.ndarray:
-        return np.ones(len(lead_B))
+    def chance(self, drafter: str, depth: int | np.ndarray, lead: np.ndarray) -> np.ndarray:
+        return np.ones_like(lead)

@@ -196,6 +196,6 @@ def _hang(combs: Sequence[Comb], found: Sequence[Arrivals], depth: int, context:
         for comb, arrivals in zip(combs, found, strict=True):
             comb.add(arrivals)
         return
-    chance = context.cut.chance(depth, np.array([arrivals.lead for arrivals in found]))
+    chance = context.cut.chance(EagleDrafter.name, depth, np.array([arrivals.lead for arrivals in found]))
     for comb, arrivals, stands in zip(combs, found, chance.tolist(), strict=True):
         comb.sift(arrivals, stands, context.cut.floor)

@@ -76,6 +76,15 @@ class FeatureDrafter(Drafter, Protocol):
 
 
 @runtime_checkable
+class Guesser(Drafter, Protocol):
+    """A look-up that costs nothing to be asked beside another drafter."""
+
+    def guess(self, requests: Sequence[Request], depth: int, limits: Sequence[int]) -> list[DraftTree]:
+        """For each request a chain, with a lead for every token: how sure it is of it, however unsure."""
+        ...
+
+
+@runtime_checkable
 class PolicyDrafter(Drafter, Protocol):
     """A drafter that decodes with a snapshot made from the policy's own weights, so that it is never stale."""
 
