@@ -151,7 +151,7 @@ def tokens_per_s(active: int, confidence: Confidence | None, rounds: int = 1200)
     return tokens / seconds
 
 
-@pytest.mark.parametrize(("active", "gain"), [(1, 0.98), (8, 1.05), (24, 1.05)])
+@pytest.mark.parametrize(("active", "gain"), [(1, 0.98), (8, 1.05), (24, 1.02)])
 def test_cutting_pays_where_rows_are_dear_and_costs_nothing_where_they_are_free(active, gain):
     assert tokens_per_s(active, Confidence(("a",), DEPTH)) > gain * tokens_per_s(active, None)
 
