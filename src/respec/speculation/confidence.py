@@ -130,9 +130,9 @@ class Confidence:
                 counts *= keep
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for `restore`; NaN is None."""
-        leads = {name: np.where(np.isnan(x), None, x).tolist() for name, x in self._leads.items()}
-        return {"counts": {name: x.tolist() for name, x in self._counts.items()}, "leads": leads}
+        """Plain values, for `restore`; a lead may be NaN."""
+        counts, leads = ({name: x.tolist() for name, x in kept.items()} for kept in (self._counts, self._leads))
+        return {"counts": counts, "leads": leads}
 
     def restore(self, data: Mapping[str, Any]) -> None:
         """Takes over what another of the same depth had learned."""
