@@ -39,6 +39,18 @@ def test_a_trained_head_is_tried_before_it_has_been_seen():
     assert chosen.drafter == "eagle" and chosen != Plan()
 
 
+def test_drafts_are_cut_where_a_head_says_how_sure_it_is_and_tokens_may_depend_on_it():
+    asked = {"candidates": ("suffix", "eagle"), "drafter_path": Path("head"), "s": 6}
+    confidence = make_controller(COST, SpeculationConfig.model_validate(asked), 8).controller.confidence
+    assert confidence is not None and (confidence.drafters, confidence.beside) == (("eagle",), ("suffix",))
+    alone = make_controller(
+        COST, SpeculationConfig.model_validate(asked | {"candidates": ("eagle",)}), 8
+    ).controller.confidence
+    assert alone is not None and alone.beside == ()
+    for change in ({"mode": "rejection"}, {"cut": False}, {"candidates": ("suffix",)}):
+        assert make_controller(COST, SpeculationConfig.model_validate(asked | change), 8).controller.confidence is None
+
+
 def test_what_was_measured_of_a_head_is_believed_instead(tmp_path: Path):
     config = SpeculationConfig(candidates=("suffix", "eagle"), drafter_path=tmp_path, s=6)
     write_agreement(

@@ -23,6 +23,7 @@ from respec.rollout.engine import Engine
 from respec.rollout.request import Request
 from respec.rollout.tree import DraftTree
 from respec.speculation.acceptance import Acceptance
+from respec.speculation.confidence import Confidence
 from respec.speculation.controller import Controller
 from respec.speculation.cost_model import CostModel, CostSample, fit
 from respec.speculation.pace import PacedController
@@ -37,6 +38,10 @@ CHAIN_DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 # Branching, and nodes to a level of depth, of the trees that look-up drafters may grow.
 TREES = ((4, 2, 8), (6, 3, 16), (8, 3, 24))
 BRANCHING = ("suffix",)
+# Drafters that say by how much their tokens won, so that their chains can be cut.
+LEADING = ("eagle",)
+# Look-ups that may be asked beside them, for each sequence.
+BESIDE = ("suffix",)
 # What drafters with a distribution of their own are believed to be worth before they have been seen, and for how many sequences: without it a
 # good one waits for probes that a hundredth of the time pays for.
 HOPED = {"eagle": 0.75, "model": 0.6, "self_quant": 0.85}
@@ -108,7 +113,10 @@ def make_controller(cost: CostModel, config: SpeculationConfig, largest: int) ->
     # a profile is off by the hour more than by the plan: what one plan shows is mostly the machine's, and so all plans'
     trust = Settings(spread=0.3, common=0.7, burn_in=200, burn_in_share=0.05)
     sharing = Sharing(plans, cost) if config.per_request_depth else None
-    return PacedController(Controller(plans, cost, acceptance, largest, trust), sharing=sharing)
+    # whether a token is there may depend on how it was drawn in matching only
+    leading = [name for name in LEADING if name in config.candidates and config.cut and config.mode == "matching"]
+    confidence = Confidence(leading, config.s, [n for n in BESIDE if n in config.candidates]) if leading else None
+    return PacedController(Controller(plans, cost, acceptance, largest, trust, confidence), sharing=sharing)
 
 
 def samples(

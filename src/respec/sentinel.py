@@ -24,7 +24,7 @@ from respec.rollout.draft.protocol import Drafter, PolicyDrafter
 from respec.rollout.planner import Planner, planner_of
 from respec.speculation.decision import Decision
 from respec.speculation.pace import PacedController
-from respec.speculation.sentinel import Sighting, Watch
+from respec.speculation.sentinel import Sighting, Watch, asked
 from respec.types import PLAIN, DraftCounts, Load, Plan, Rollout, RoundRecord, Sampling, Version
 
 # What an adaptive server is told of weights that have come back, in sequences.
@@ -124,6 +124,11 @@ class Sentinel:
         self.planner.learn(rollouts)
 
     @property
+    def cutter(self) -> PacedController | None:
+        """The planner, where it is one that cuts."""
+        return self.planner if isinstance(self.planner, PacedController) else None
+
+    @property
     def shadow_depth(self) -> int:
         """The planner's; 0 of a static plan."""
         return self.planner.shadow_depth if isinstance(self.planner, PacedController) else 0
@@ -142,7 +147,7 @@ class Sentinel:
         if name == EagleDrafter.name and self._looked_into(watch, record.plan):
             return
         key = (record.plan.t, self._kind, self._age(load))
-        seen = watch.observe(key, _asked(load.remaining_B, self.planner.depths()), record.tested_D, record.accepted_D)
+        seen = watch.observe(key, asked(load.remaining_B, self.planner.depths()), *record.fair_D)
         if seen is not None:
             what = (
                 f"{name} had {seen.accepted} of {seen.tested} tokens accepted at depth {seen.depth} in {seen.rounds} rounds, where "
@@ -290,10 +295,3 @@ class Sentinel:
         self._say(line)
         if isinstance(self.planner, PacedController):
             self.planner.told()
-
-
-def _asked(remaining_B: Sequence[int], depth_B: Sequence[int] | None) -> int:
-    """How many sequences had room for a draft."""
-    if depth_B is not None:
-        return sum(left > 1 and deep > 0 for left, deep in zip(remaining_B, depth_B, strict=False))
-    return len(remaining_B) if min(remaining_B, default=0) > 1 else sum(left > 1 for left in remaining_B)

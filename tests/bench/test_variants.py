@@ -32,8 +32,9 @@ def test_a_plan_may_be_named_and_turned_on_below_a_batch_size():
 
 def test_options_reach_the_configuration():
     asked: list[SpeculationConfig] = []
-    first, second, third = made("auto", "auto+depths", "auto+rejection+history", asked=asked)
-    assert [config.per_request_depth for config in asked] == [False, True, False]
+    first, second, third, _ = made("auto", "auto+depths", "auto+rejection+history", "auto+whole", asked=asked)
+    assert [config.per_request_depth for config in asked] == [False, True, False, False]
+    assert [config.cut for config in asked] == [True, True, True, False]
     assert (first.mode, third.mode) == ("matching", "rejection") and third.history and not second.history
     # one controller lives on over all repeats
     assert second.planner() is second.planner()

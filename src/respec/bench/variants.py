@@ -15,9 +15,10 @@ from respec.types import PLAIN, Load, Plan, RoundRecord
 HISTORY = "+history"
 REJECTION = "+rejection"
 DEPTHS = "+depths"
+WHOLE = "+whole"
 FORM = (
     f"auto, drafter, drafter:s or drafter:s:t:n; then @b for 'only while at most b are active', {HISTORY}, {REJECTION}, {DEPTHS} (requests "
-    "to depths of their own)"
+    f"to depths of their own), {WHOLE} (drafts never cut)"
 )
 
 
@@ -63,9 +64,10 @@ def _variant(
         mode = "rejection" if REJECTION[1:] in options else base.mode
         own = base.per_request_depth or DEPTHS[1:] in options
         change = {"drafter": drafter, "s": s, "t": t, "n": n, "mode": mode, "per_request_depth": own}
+        change["cut"] = base.cut and WHOLE[1:] not in options
         config = SpeculationConfig.model_validate(base.model_dump() | change)
         limit = int(most) if most else None
-        if set(options) - {HISTORY[1:], REJECTION[1:], DEPTHS[1:]}:
+        if set(options) - {HISTORY[1:], REJECTION[1:], DEPTHS[1:], WHOLE[1:]}:
             raise ValueError(options)
     except ValueError as error:
         reason = str(error).splitlines()[2].strip() if "validation error" in str(error) else ""

@@ -160,7 +160,7 @@ def bench_speculation(
     config: ConfigPath,
     set: Sets = [],
     model: Annotated[str | None, typer.Option(help="A model folder or a run folder, instead of the configuration's.")] = None,
-    variant: Annotated[list[str], typer.Option(help="auto, drafter, drafter:s or drafter:s:t:n; @b: only while at most b are active; +history, +rejection, +depths.")] = [
+    variant: Annotated[list[str], typer.Option(help="auto, drafter, drafter:s or drafter:s:t:n; @b: only while at most b are active; +history, +rejection, +depths, +whole.")] = [
         "ngram", "suffix", "suffix+history",
     ],
     batch: Annotated[list[int], typer.Option(help="Batch sizes.")] = [1, 2, 4, 8, 16, 32, 64],

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from respec.types import DraftCounts, Load, Plan, Rollout, RoundRecord
+from respec.types import Cut, DraftCounts, Leads, Load, Mode, Plan, Rollout, RoundRecord
 
 
 class Planner(Protocol):
@@ -33,6 +33,26 @@ class DepthPlanner(Planner, Protocol):
     def learn(self, rollouts: Sequence[Rollout]) -> None:
         """A rollout has ended; these are all of its completions, in canonical order."""
         ...
+
+
+class Cutter(Protocol):
+    """Who says how sure drafted tokens must be, and learns how sure they were."""
+
+    def cut(self) -> Cut | None:
+        """Where drafts under the plan given last are to be cut; None: nowhere, and nothing is to be learned."""
+        ...
+
+    def judged(self, leads: Sequence[Leads]) -> None:
+        """What became of the drafts of a round with a cut: the plan's drafter's, then, row by row of the same sequences, those made beside."""
+        ...
+
+
+@runtime_checkable
+class CuttingPlanner(Planner, Protocol):
+    """A planner that may have drafts cut short of tokens that are not worth a row."""
+
+    @property
+    def cutter(self) -> Cutter | None: ...
 
 
 @runtime_checkable
@@ -91,3 +111,9 @@ def planner_of(plan: Plan | Planner) -> DepthPlanner:
     if isinstance(plan, Plan):
         return OneDepth(StaticPlanner(plan))
     return plan if isinstance(plan, DepthPlanner) else OneDepth(plan)
+
+
+def cutter_of(planner: Planner, mode: Mode) -> Cutter | None:
+    """Who says where drafts are cut, if anybody: in `rejection` whether a token is looked at may not depend on how it was drawn, and old answers of
+    `lossy` are not drafted by a race."""
+    return planner.cutter if mode == "matching" and isinstance(planner, CuttingPlanner) else None

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+import numpy as np
+
 from respec.rollout.kv_cache import KVCache
 from respec.rollout.request import NO_SLOT, Request
+from respec.types import Load, Sampling, Version
 
 
 class Scheduler:
@@ -49,3 +52,12 @@ class Scheduler:
         was_there = len(kept) < len(self.waiting)
         self.waiting = kept
         return was_there
+
+    def load(self, sampling: Sampling, version: int) -> Load:
+        """What the coming round carries, under weights of this version."""
+        active = self.active
+        return Load(
+            active=len(active), waiting=len(self.waiting), context=float(np.mean([request.length for request in active])),
+            remaining_B=tuple(request.remaining(sampling) for request in active), version=Version(version),
+            row_B=tuple(request.ask.prompt.row for request in active), drawn_B=tuple(len(request.tokens) for request in active),
+        )  # fmt: skip

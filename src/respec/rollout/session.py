@@ -11,11 +11,12 @@ from transformers import PreTrainedTokenizerBase
 
 from respec.errors import CacheError
 from respec.models.decoder import Decoder
+from respec.rollout.cutting import beside, fates, judge, shortened
 from respec.rollout.draft.protocol import DraftContext, Drafter, FeatureDrafter
 from respec.rollout.kv_cache import KVCache
 from respec.rollout.lenient import Lenience
 from respec.rollout.onlooker import Onlooker
-from respec.rollout.planner import DepthPlanner
+from respec.rollout.planner import DepthPlanner, cutter_of
 from respec.rollout.request import Request
 from respec.rollout.scheduler import Scheduler
 from respec.rollout.stats import reaching
@@ -25,7 +26,7 @@ from respec.rollout.tree import NOTHING, DraftTree, flatten
 from respec.rollout.turns import converse
 from respec.rollout.verify import Verdict
 from respec.rollout.verify_each import verify_each
-from respec.types import Load, Mode, Partner, Plan, Proposer, RoundRecord, Sampling, Version
+from respec.types import Cut, Mode, Partner, Plan, Proposer, RoundRecord, Sampling
 
 
 @dataclass
@@ -61,7 +62,7 @@ class Session:
         self._setup, self._sampling, self._planner, self._partner = setup, sampling, planner, partner
         self._scheduler = Scheduler((), cache, setup.max_batch)
         self._stopping = Stopping(setup.tokenizer, setup.eos_token_ids, sampling, partner is not None)
-        self._onlooker = Onlooker(setup.drafters, planner)
+        self._onlooker, self._cutter = Onlooker(setup.drafters, planner), cutter_of(planner, setup.mode)
         self._rounds = 0
 
     @property
@@ -143,11 +144,12 @@ class Session:
     def _decode(self) -> RoundRecord:
         """One decode round: plan, draft, one forward pass over every pending token and its draft, verify."""
         began = time.perf_counter()
-        active, target, planner = self.active, self.target, self._planner
-        load = self._load()
+        active, target, planner, cutter = self.active, self.target, self._planner, self._cutter
+        load = self._scheduler.load(self._sampling, self._setup.decoder.version)
         plan = planner.plan(load)
         planned_at = time.perf_counter()
-        trees = self._stopping.cut(active, self._draft(plan, planner.depths()))
+        cut = cutter.cut() if cutter is not None and plan.n else None
+        trees = self._stopping.cut(active, self._draft(plan, planner.depths(), cut))
         drafted_at = time.perf_counter()
         flat = flatten(active, trees)
         logits, taps = target.verify(flat)
@@ -161,27 +163,19 @@ class Session:
         self._keep(verdicts, counts)
         if taps is not None:
             target.show(active, taps, flat, [verdict.path for verdict in verdicts], counts)
-        deepest = [max(tree.depth_n, default=0) for tree in trees]
-        stands = [len(verdict.path) for verdict in verdicts]
+        deepest, (tested, stands) = [max(tree.depth_n, default=0) for tree in trees], fates(trees, verdicts)
+        if cutter is not None and cut is not None:
+            cutter.judged(judge((plan.drafter, *cut.beside), trees, verdicts))
         return RoundRecord(
             active=len(active), waiting=len(self._scheduler.waiting), plan=plan, drafted=sum(len(tree.token_n) for tree in trees),
             accepted=sum(min(len(verdict.path), count) for verdict, count in zip(verdicts, counts, strict=True)),
             emitted=sum(counts), draft_s=drafted_at - planned_at, verify_s=verified_at - drafted_at,
             overhead_s=time.perf_counter() - verified_at + planned_at - began, context=load.context,
             predicted=planner.predicted,
-            drafted_D=reaching(deepest), accepted_D=reaching(stands),
-            tested_D=reaching([min(depth, accepted + 1) for depth, accepted in zip(deepest, stands, strict=True)]),
+            drafted_D=reaching(deepest), accepted_D=reaching(stands), tested_D=reaching(tested), cut=shortened(trees),
         )  # fmt: skip
 
-    def _load(self) -> Load:
-        active, sampling = self.active, self._sampling
-        return Load(
-            active=len(active), waiting=len(self._scheduler.waiting), context=float(np.mean([request.length for request in active])),
-            remaining_B=tuple(request.remaining(sampling) for request in active), version=Version(self._setup.decoder.version),
-            row_B=tuple(request.ask.prompt.row for request in active), drawn_B=tuple(len(request.tokens) for request in active),
-        )  # fmt: skip
-
-    def _draft(self, plan: Plan, depths: Sequence[int] | None) -> Sequence[DraftTree]:
+    def _draft(self, plan: Plan, depths: Sequence[int] | None, cut: Cut | None) -> Sequence[DraftTree]:
         active, sampling = self.active, self._sampling
         if not plan.n:
             return [NOTHING] * len(active)
@@ -196,7 +190,8 @@ class Session:
             limits = list(map(min, limits, depths))
         # in `matching` a draft's law is only a guess, and the first request's is a better one than that of a session made long ago
         under = active[0].under(sampling) if self._setup.mode == "matching" else sampling
-        return drafter.propose(active, plan, limits, DraftContext(under, self._setup.mode, self.target.cache))
+        trees = drafter.propose(active, plan, limits, DraftContext(under, self._setup.mode, self.target.cache, cut))
+        return trees if cut is None else beside(self._setup.drafters, plan.drafter, active, limits, trees, cut)
 
     def _emit(self, request: Request, tree: DraftTree, verdict: Verdict) -> int:
         """Appends the accepted tokens and the target's own, up to where the completion ends; says how many."""

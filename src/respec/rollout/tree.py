@@ -25,6 +25,10 @@ class DraftTree:
     a node are tried in their order. `law` gives, by parent, the distribution that its children were drawn from without replacement, in that order;
     the children of a parent that is not in it were not drawn for this position (looked up, or chosen by their probability). `followed`, only in
     mode `lossy` and of chains, is the old answer by which the draft is judged.
+
+    `lead_n`, of chains whose drafter was asked for it, says by how much each node won its race (`types.Leads`); where the drafter stopped at a token
+    that is not worth a row, that token is `left_out`, and the last lead is its. `rivals` are the chains that this one was chosen from, the plan's
+    drafter's first.
     """
 
     token_n: tuple[int, ...] = ()
@@ -32,6 +36,9 @@ class DraftTree:
     proposer: Proposer = Proposer.TARGET
     law: Mapping[int, Float64[np.ndarray, "V"]] = field(default_factory=dict)
     followed: Followed | None = None
+    lead_n: tuple[float, ...] = ()
+    left_out: int | None = None
+    rivals: tuple[DraftTree, ...] = ()
 
     @classmethod
     def chain(cls, tokens: Iterable[int], proposer: Proposer, followed: Followed | None = None) -> DraftTree:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from respec.types import RoundRecord
+from respec.types import Load, RoundRecord
 
 # What is believed of a drafter nobody has seen: little. It is tried at once where a few rows more cost nothing, else by probes.
 UNSEEN_AVAILABLE = 0.8
@@ -206,6 +206,22 @@ class Acceptance:
             above = (hits + self._strength * (above if math.isnan(prior) else prior)) / (trials + self._strength)
             values.append(min(max(above, 1e-6), 1.0))
         return np.array(values)
+
+
+def fairly(record: RoundRecord) -> RoundRecord:
+    """A round as it would have been with nothing cut: of one that was, its first depth, where all that was drafted is tested."""
+    if not record.cut:
+        return record
+    tested, accepted = record.fair_D
+    return replace(record, plan=replace(record.plan, s=1, n=1), drafted_D=tested, tested_D=tested, accepted_D=accepted)
+
+
+def asked(load: Load | None, record: RoundRecord) -> list[int] | None:
+    """How many sequences had room for each depth; None where that is not known."""
+    remaining = load.remaining_B if load else ()
+    if len(remaining) != record.active:
+        return None
+    return [sum(left > d for left in remaining) for d in range(1, record.plan.s + 1)]
 
 
 def _surprising(hits_D: np.ndarray, trials_D: np.ndarray, chance_D: np.ndarray) -> bool:

@@ -11,13 +11,14 @@ import numpy as np
 from jaxtyping import Float
 
 from respec.errors import ConfigError
-from respec.speculation.acceptance import Acceptance
+from respec.speculation.acceptance import Acceptance, asked, fairly
 from respec.speculation.choice import choose, hopeful
+from respec.speculation.confidence import Bound, Confidence
 from respec.speculation.cost_model import CostModel
 from respec.speculation.decision import Decision, Kind, name_of
 from respec.speculation.guard import Guard
 from respec.speculation.machine import MachineSpeed
-from respec.speculation.probing import Budget, Probe, Purses
+from respec.speculation.probing import Budget, Probe, Purses, why
 from respec.speculation.residual import Residual
 from respec.speculation.settings import Settings
 from respec.speculation.solver import Candidate, Forecast, bucket, forecast, ranked
@@ -49,6 +50,7 @@ class Controller:
         acceptance: Acceptance,
         largest: int = 64,
         settings: Settings = Settings(),
+        confidence: Confidence | None = None,
     ) -> None:
         self.plans = (PLAIN, *(plan for plan in dict.fromkeys(plans) if plan.n))
         deep = max(plan.s for plan in self.plans)
@@ -59,6 +61,7 @@ class Controller:
             )
         self.acceptance = acceptance
         self.settings = settings
+        self.confidence = confidence
         self._cost = cost
         self._index = {plan: i for i, plan in enumerate(self.plans)}
         self._drafters = tuple(plan.drafter for plan in self.plans)
@@ -121,7 +124,7 @@ class Controller:
             return
         self._seen += 1
         self._account(seconds)
-        self.acceptance.observe(record, self._asked(record))
+        self.acceptance.observe(fairly(record), asked(self._load, record))
         promise, at = self._promised(record, index)
         if not (self._starts or self._shared):  # a drafter's first round pays for its start
             self._machine.observe(seconds, float(promise.seconds_P[at]))
@@ -132,6 +135,13 @@ class Controller:
         barred = self.guard.observe(record.plan.drafter, seconds, plain_s, self._shared or self._probe is not None)
         if barred or self._probe is not None:
             self._key = ()  # news, to be looked at before the next round
+
+    def cut(self) -> Bound | None:
+        """Where drafts under the plan given last are to be cut."""
+        plan = self.plans[self._running]
+        if self.confidence is None or self._view is None or plan.drafter not in self.confidence.drafters or plan.t > 1:
+            return None
+        return self.confidence.bound(plan.drafter, float(self._view.promise.floor_P[self._running]))
 
     @property
     def probing(self) -> bool:
@@ -171,7 +181,8 @@ class Controller:
     def swap(self, version: Version) -> None:
         """Weights have changed: what was seen of acceptance counts less. Called by `plan` when it meets a new version."""
         if self._version is not None and version != self._version:
-            self.acceptance.discount(self.settings.swap_keep)
+            for model in filter(None, (self.acceptance, self.confidence)):
+                model.discount(self.settings.swap_keep)
         self._version, self._key = version, ()
 
     def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -181,6 +192,7 @@ class Controller:
             "plans": [asdict(plan) for plan in self.plans], "cost": self._cost.to_dict(), "acceptance": self.acceptance.to_dict(),
             "residual": numbers, "machine": self._machine.state(), "guard": self.guard.state(), "used": self._used,
             "rounds": [self._round, self._seen], "purses": self._purses.state(), "total": asdict(self._total),
+            "confidence": self.confidence.to_dict() if self.confidence is not None else None,
         }, arrays  # fmt: skip
 
     def restore(self, state: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bool:
@@ -188,6 +200,8 @@ class Controller:
         if state["plans"] != [asdict(plan) for plan in self.plans]:
             return False
         self.acceptance = Acceptance.from_dict(state["acceptance"])
+        if self.confidence is not None and state.get("confidence"):
+            self.confidence.restore(state["confidence"])
         self._used, (self._round, self._seen) = state["used"], state["rounds"]
         self._purses, self._total = Purses.restored(state["purses"]), Budget(**state["total"])
         if state["cost"] == self._cost.to_dict():
@@ -203,7 +217,7 @@ class Controller:
         return ranked(self.plans, view.goodput_P, view.error_P, tokens, seconds, self.settings.margin)
 
     def _look(self, load: Load) -> _View:
-        promise = forecast(load, self.plans, self.acceptance, self._cost)
+        promise = forecast(load, self.plans, self.acceptance, self._cost, self.confidence)
         factor, error = self._residual.at(load.active)
         here = self._drafters[self._current]
         start = self._machine.factor * self._cost.starts(load.active, load.context, self._drafters)
@@ -217,7 +231,7 @@ class Controller:
         if self._probe is None and self._view is not None and self._view.load.active == record.active:
             return self._view.promise, index
         load = Load(record.active, record.waiting, record.context, self._load.remaining_B if self._load else ())
-        return forecast(load, (PLAIN, record.plan), self.acceptance, self._cost), 1
+        return forecast(load, (PLAIN, record.plan), self.acceptance, self._cost, self.confidence), 1
 
     def _choose(self, view: _View) -> int:
         if self._probe is not None:
@@ -234,7 +248,9 @@ class Controller:
         promising = self._hopeful(view, best)
         if promising is not None:
             self._probe = Probe(promising, self.settings.probe - 1)
-            self._decide("probe", view, promising, self._why_probe(view, promising))
+            idle = self._round - self._used[self._drafters[promising]]
+            rate, error = float(view.goodput_P[promising]), float(view.error_P[promising])
+            self._decide("probe", view, promising, why(self.plans[promising], self.settings.probe, rate, error, idle))
             return promising
         if changed or not self._decisions:
             first = not self._decisions
@@ -270,21 +286,6 @@ class Controller:
         for budget in (self._purses.of(self._load.active if self._load else 1), self._total):
             budget.elapsed_s += seconds
             budget.spent_s += seconds if self._probe is not None else 0.0
-
-    def _asked(self, record: RoundRecord) -> list[int] | None:
-        """How many sequences had room for each depth."""
-        remaining = self._load.remaining_B if self._load else ()
-        if len(remaining) != record.active:
-            return None
-        return [sum(left > d for left in remaining) for d in range(1, record.plan.s + 1)]
-
-    def _why_probe(self, view: _View, plan: int) -> str:
-        rate, error = view.goodput_P[plan], view.error_P[plan]
-        idle = self._round - self._used[self._drafters[plan]]
-        return (
-            f"probe of {name_of(self.plans[plan])} for {self.settings.probe} rounds: {rate:.4g} tokens/s "
-            f"within {error:.0%}, its drafter last ran {idle} rounds ago"
-        )
 
     def _decide(self, kind: Kind, view: _View, chosen: int, reason: str) -> None:
         plan, load = self.plans[chosen], view.load

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from respec.speculation.confidence import Bound
 from respec.speculation.controller import Controller
 from respec.speculation.decision import Decision
 from respec.speculation.sharing import Shared, Sharing
-from respec.types import DraftCounts, Load, Plan, Rollout, RoundRecord
+from respec.types import DraftCounts, Leads, Load, Plan, Rollout, RoundRecord
 
 # Sequences that what is seen of idle drafters is remembered over: fewer than of those in use, since it is to show the tail of this rollout.
 SEEN = 100.0
@@ -37,6 +38,7 @@ class PacedController:
         self._elapsed_s, self._thought_s = 0.0, -grace_s
         self._load: Load | None = None
         self._standing = Plan()
+        self._bound: Bound | None = None
         self._looks, self._news = True, False
 
     @property
@@ -65,6 +67,24 @@ class PacedController:
     def depths(self) -> tuple[int, ...] | None:
         """How deep each sequence of the load looked at last may draft; None: as deep as the plan."""
         return self._shared.depth_B if self._shared is not None else None
+
+    @property
+    def cutter(self) -> PacedController:
+        """Itself: it says where drafts are cut."""
+        return self
+
+    def cut(self) -> Bound | None:
+        """Where drafts under the plan given last are to be cut, as it was looked at last."""
+        if self._looks:
+            self._bound = self.controller.cut()
+        return self._bound
+
+    def judged(self, leads: Sequence[Leads]) -> None:
+        """Learns from the leads of a round that was looked at."""
+        if self._looks and self.controller.confidence is not None:
+            began = self._clock()
+            self.controller.confidence.learn(leads)
+            self._thought_s += self._clock() - began
 
     def learn(self, rollouts: Sequence[Rollout]) -> None:
         """A rollout has ended; these are all of its completions."""

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from respec.speculation.decision import name_of
+from respec.types import Plan
+
 
 @dataclass
 class Budget:
@@ -45,3 +48,8 @@ class Probe:
 
     plan: int
     left: int
+
+
+def why(plan: Plan, rounds: int, rate: float, error: float, idle: int) -> str:
+    """For a person: a probe of so many rounds of a plan that promises `rate` tokens/s, whose drafter was last seen `idle` rounds ago."""
+    return f"probe of {name_of(plan)} for {rounds} rounds: {rate:.4g} tokens/s within {error:.0%}, its drafter last ran {idle} rounds ago"

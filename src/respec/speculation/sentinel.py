@@ -276,3 +276,10 @@ def _expected(tested: float, accepted: float, tested_all: float, accepted_all: f
         return _Expected(a, 0.0, 0.0)
     p0, p1 = TOLERATED * p, COLLAPSED * p
     return _Expected(a, math.log(p1 / p0) / phi, math.log((1 - p1) / (1 - p0)) / phi)
+
+
+def asked(remaining_B: Sequence[int], depth_B: Sequence[int] | None) -> int:
+    """How many sequences had room for a draft."""
+    if depth_B is not None:
+        return sum(left > 1 and deep > 0 for left, deep in zip(remaining_B, depth_B, strict=False))
+    return len(remaining_B) if min(remaining_B, default=0) > 1 else sum(left > 1 for left in remaining_B)

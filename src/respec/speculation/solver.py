@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from respec.speculation.acceptance import Acceptance, Outlook
+from respec.speculation.confidence import FLOORS, Confidence
 from respec.speculation.cost_model import CostModel
 from respec.types import Load, Plan
 
@@ -33,20 +34,25 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The same for P plans, as arrays, before switching. `luck_P` is the relative standard deviation of one round's tokens."""
+    """The same for P plans, as arrays, before switching. `luck_P` is the relative standard deviation of one round's tokens, `floor_P` the chance
+    below which drafts are cut (see `confidence`)."""
 
     tokens_P: Float[np.ndarray, "P"]
     seconds_P: Float[np.ndarray, "P"]
     error_P: Float[np.ndarray, "P"]
     luck_P: Float[np.ndarray, "P"]
+    floor_P: Float[np.ndarray, "P"]
 
     @property
     def rate_P(self) -> Float[np.ndarray, "P"]:
         return self.tokens_P / self.seconds_P
 
 
-def forecast(load: Load, plans: Sequence[Plan], acceptance: Acceptance, cost: CostModel) -> Forecast:
-    """Tokens and seconds of one round of each plan. Tokens include the bonus token and stop at each sequence's remaining budget."""
+def forecast(
+    load: Load, plans: Sequence[Plan], acceptance: Acceptance, cost: CostModel, confidence: Confidence | None = None
+) -> Forecast:
+    """Tokens and seconds of one round of each plan. Tokens include the bonus token and stop at each sequence's remaining budget. Chains of
+    drafters that `confidence` knows are cut where that makes most tokens a second."""
     room = room_by_depth(load, acceptance.depth)
     outlooks = {key: acceptance.outlook(*key, room) for key in {(plan.drafter, plan.t) for plan in plans if plan.n}}
     tokens, error, spread, nodes = (
@@ -55,7 +61,47 @@ def forecast(load: Load, plans: Sequence[Plan], acceptance: Acceptance, cost: Co
     depth = np.array([float(plan.s) for plan in plans])
     rows = load.active * (1 + nodes)
     seconds = cost.seconds(load.active, rows, load.context, [plan.drafter for plan in plans], depth)
-    return Forecast(load.active * tokens, seconds, error / tokens, spread / tokens / np.sqrt(max(load.active, 1)))
+    whole = Forecast(
+        load.active * tokens,
+        seconds,
+        error / tokens,
+        spread / tokens / np.sqrt(max(load.active, 1)),
+        np.zeros(len(plans)),
+    )
+    return whole if confidence is None else _cut(whole, load, plans, confidence, room, cost)
+
+
+def _cut(
+    whole: Forecast,
+    load: Load,
+    plans: Sequence[Plan],
+    confidence: Confidence,
+    room_D: Float[np.ndarray, "D"],
+    cost: CostModel,
+) -> Forecast:
+    """The forecast with chains cut, each plan's at its own best floor."""
+    found = {name: confidence.promise(name) for name in {plan.drafter for plan in plans if plan.n and plan.t == 1}}
+    for name, promise in found.items():
+        if promise is None:
+            continue
+        index = np.array([i for i, plan in enumerate(plans) if plan.drafter == name and plan.t == 1])
+        last = np.array([plans[i].s for i in index]) - 1
+        more_FP, rows_FP, square_FP = (
+            x[:, last] * room_D[last] for x in (promise.tokens_FS, promise.rows_FS, promise.square_FS)
+        )
+        # a step is taken for all as long as one goes on
+        steps_FP = np.cumsum(1 - (1 - promise.drafted_FD) ** load.active, axis=1)[:, last]
+        rows = load.active * (1 + rows_FP.ravel())
+        seconds_FP = cost.seconds(load.active, rows, load.context, [name] * len(rows), steps_FP.ravel())
+        seconds_FP = seconds_FP.reshape(rows_FP.shape)
+        best = np.argmax((1 + more_FP) / seconds_FP, axis=0), np.arange(len(index))
+        tokens = 1 + more_FP[best]
+        spread = np.sqrt(np.maximum(square_FP[best] - more_FP[best] ** 2, 0.0)) / tokens
+        whole.tokens_P[index], whole.seconds_P[index] = load.active * tokens, seconds_FP[best]
+        whole.error_P[index] = spread / np.sqrt(promise.chains)
+        whole.luck_P[index] = spread / np.sqrt(max(load.active, 1))
+        whole.floor_P[index] = FLOORS[best[0]]
+    return whole
 
 
 def _expected(plan: Plan, outlooks: Mapping[tuple[str, int], Outlook]) -> tuple[float, float, float, float]:

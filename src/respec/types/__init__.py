@@ -30,7 +30,7 @@ from respec.types.learning import (
     UpdateStats,
     WarmupStats,
 )
-from respec.types.rounds import DraftCounts, Load, RolloutStats, RoundRecord
+from respec.types.rounds import Cut, DraftCounts, Leads, Load, RolloutStats, RoundRecord
 from respec.types.turns import Answer, Partner
 
 __all__ = [
@@ -41,9 +41,11 @@ __all__ = [
     "Ask",
     "Batch",
     "CriticStats",
+    "Cut",
     "DraftCounts",
     "EvalResult",
     "Finish",
+    "Leads",
     "Load",
     "Message",
     "Mode",

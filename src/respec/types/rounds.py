@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+from jaxtyping import Float, Int
+
 from respec.types.drawing import Plan, Version
 
 
@@ -33,7 +36,9 @@ class RoundRecord:
 
     By depth (the first drafted token is depth 1, at index 0): `drafted_D` sequences had a node that deep, `tested_D` of them
     had all shallower ones accepted, `accepted_D` of those had this one accepted too. `drafted` counts all nodes, siblings included.
-    `context` is the mean of the keys a sequence attended to; `predicted` the tokens/s that the planner expected, 0 for none.
+    `context` is the mean of the keys a sequence attended to; `predicted` the tokens/s that the planner expected, 0 for none. Where drafts were
+    `cut` short of tokens that were not worth a row, the fate of the first of those is known too, from the target's own draw in its place:
+    `tested_D` and `accepted_D` count it, and are of all sequences at depth 1, of the surer ones below.
     """
 
     active: int
@@ -50,6 +55,45 @@ class RoundRecord:
     tested_D: tuple[int, ...] = ()
     accepted_D: tuple[int, ...] = ()
     predicted: float = 0.0
+    cut: bool = False
+
+    @property
+    def fair_D(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Tested and accepted, as deep as they are not of the surer sequences only."""
+        return (self.tested_D[:1], self.accepted_D[:1]) if self.cut else (self.tested_D, self.accepted_D)
+
+
+class Cut(Protocol):
+    """Where to stop a draft: at the first token whose chance to stand, with all before it, is below `floor`. Made by a planner, asked by
+    drafters. Look-ups named `beside` guess `deep` tokens for every sequence too, and the draft that is worth more is verified."""
+
+    @property
+    def floor(self) -> float: ...
+    @property
+    def beside(self) -> tuple[str, ...]: ...
+    @property
+    def deep(self) -> int: ...
+
+    def chance(
+        self, drafter: str, depth: int | Int[np.ndarray, "D"], lead: Float[np.ndarray, "*many"]
+    ) -> Float[np.ndarray, "*many"]:
+        """P(accepted | those before it are) of a drafter's tokens at these depths, by their leads; 0 where there is none (NaN)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Leads:
+    """How sure a drafter was of a round's drafts, and what became of them; one row a sequence. Made by the engine, read by a planner that cuts.
+
+    `lead_BD`: by depth, log of the second arrival over the first in the token's race, or a look-up's log odds; NaN where nothing was drafted.
+    Of the first `tested_B` tokens it is known what the target drew in their place, and it was them for the first `stood_B`. Tokens that were
+    not verified are among them as far as this is known.
+    """
+
+    drafter: str
+    lead_BD: Float[np.ndarray, "B D"]
+    tested_B: Int[np.ndarray, "B"]
+    stood_B: Int[np.ndarray, "B"]
 
 
 @dataclass(frozen=True)

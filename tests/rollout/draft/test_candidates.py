@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from respec.rollout.draft.candidates import candidates
 from respec.rollout.draft.comb import Arrivals, lane
 from respec.rollout.draft.protocol import DraftContext
 from respec.rollout.kv_cache import KVCache
-from respec.rollout.randomness import sequence_key, token_key
+from respec.rollout.randomness import sequence_key, token_key, uniform
 from respec.rollout.sampling import draw_reference, process, race
 from respec.types import Mode, Sampling
 
@@ -116,3 +118,29 @@ def test_in_rejection_the_first_is_a_draw_from_the_law_and_the_second_one_from_t
     for place, expected in enumerate((law, then)):
         seen = np.bincount([row.token[place] for row in found], minlength=size)
         assert ((seen - count * expected) ** 2 / (count * expected)).sum() < critical
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_a_lead_is_how_far_the_second_arrival_is_behind_the_first(sampling: Sampling):
+    logits, key = setting()
+    asked = replace(context(sampling, "matching"), cut=NoCut())
+    found = candidates(logits, np.arange(VOCABULARY), VOCABULARY, key, [1] * ROWS, asked)
+    for row, place in enumerate(found):
+        if sampling.temperature == 0:
+            second, first = np.sort(logits[row].numpy())[-2:]
+            assert place.lead == pytest.approx(first - second)
+            continue
+        p = process(logits[row].numpy(), sampling).p
+        arrival = -np.log(uniform(key[row : row + 1], np.flatnonzero(p).astype(np.uint64))) / p[p > 0]
+        first, second = np.sort(arrival)[:2] if len(arrival) > 1 else (1.0, np.inf)
+        assert place.lead == pytest.approx(np.log(second) - np.log(first))
+    # nobody asks: nothing is worked out
+    assert {place.lead for place in propose(logits, np.arange(VOCABULARY), key, sampling, "matching", 1)} == {np.inf}
+
+
+class NoCut:
+    floor, deep = 0.0, 0
+    beside: tuple[str, ...] = ()
+
+    def chance(self, drafter: str, depth: int | np.ndarray, lead: np.ndarray) -> np.ndarray:
+        return np.ones_like(lead)

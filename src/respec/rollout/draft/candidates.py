@@ -34,8 +34,13 @@ def candidates(
     none.
     """
     if context.mode == "matching":
-        arrived = _shared_race(logits, draft_token, key_B, context.sampling, max(first_B))
-        return [Arrivals(row[row >= 0][:first]) for row, first in zip(arrived, first_B, strict=True)]
+        arrived, lead = _shared_race(
+            logits, draft_token, key_B, context.sampling, max(first_B), context.cut is not None
+        )
+        return [
+            Arrivals(row[row >= 0][:first], lead=ahead)
+            for row, first, ahead in zip(arrived, first_B, lead.tolist(), strict=True)
+        ]
     drawn = []
     for row, x in enumerate(logits.double().cpu().numpy()):
         if not np.isfinite(x).all():
@@ -55,12 +60,14 @@ def _shared_race(
     key: UInt64[np.ndarray, "B"],
     sampling: Sampling,
     first: int,
-) -> Int64[np.ndarray, "B first"]:
-    """The earliest arrivals among the most probable draft tokens; -1 where fewer arrive."""
+    leads: bool,
+) -> tuple[Int64[np.ndarray, "B first"], Float64[np.ndarray, "B"]]:
+    """The earliest arrivals among the most probable draft tokens, -1 where fewer arrive; and with `leads` how far ahead the first was (greedily:
+    how much more probable)."""
     top = torch.topk(logits, min(racers(logits.shape[1]), logits.shape[1]), dim=1)
     token = draft_token[top.indices.cpu().numpy()]
     if sampling.temperature == 0:
-        return token[:, :first]
+        return token[:, :first], _lead(-top.values.double().cpu().numpy(), leads)
     x = top.values.double().cpu().numpy() / sampling.temperature
     rate = np.exp(x - x[:, :1])
     if truncates(sampling):
@@ -69,7 +76,17 @@ def _shared_race(
         arrival = -np.log(uniform(key[:, None], token.view(np.uint64))) / rate
     order = arrival.argmin(axis=1)[:, None] if first == 1 else np.argsort(arrival, axis=1)[:, :first]
     rows = np.arange(len(order))[:, None]
-    return np.where(np.isfinite(arrival[rows, order]), token[rows, order], -1)
+    found = np.where(np.isfinite(arrival[rows, order]), token[rows, order], -1)
+    with np.errstate(divide="ignore"):
+        return found, _lead(np.log(arrival), leads)
+
+
+def _lead(late: Float64[np.ndarray, "B m"], leads: bool) -> Float64[np.ndarray, "B"]:
+    """By how much the second is later than the first; endless where none is to be known or there is no second."""
+    if not leads or late.shape[1] < 2:
+        return np.full(len(late), np.inf)
+    first, second = np.partition(late, 1, axis=1)[:, :2].T
+    return np.where(np.isfinite(second), second - first, np.inf)
 
 
 def _truncated(

@@ -7,6 +7,7 @@ before anything is drawn, as `rejection` demands.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -42,10 +43,12 @@ def widths(plan: Plan, limit: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """The first to arrive in one race, earliest first; `law` is what they were drawn from, in `rejection` only."""
+    """The first to arrive in one race, earliest first; `law` is what they were drawn from, in `rejection` only. `lead` is the log of the second
+    arrival over the first, where it was asked for."""
 
     token: Int64[np.ndarray, "k"]
     law: Float64[np.ndarray, "V"] | None = None
+    lead: float = math.inf
 
 
 def race_rows(
@@ -80,6 +83,9 @@ class Comb:
     chain: list[int] = field(default_factory=list)
     siblings: list[tuple[int, int]] = field(default_factory=list)
     law: dict[int, Float64[np.ndarray, "V"]] = field(default_factory=dict)
+    lead: list[float] = field(default_factory=list)
+    left_out: int | None = None
+    stands: float = 1.0
 
     @property
     def wants(self) -> bool:
@@ -103,10 +109,23 @@ class Comb:
         self.chain.append(first)
         self.siblings += [(parent, token) for token in others]
 
+    def sift(self, arrivals: Arrivals, chance: float, floor: float) -> None:
+        """Puts the first to arrive on the chain's end while the whole of it stands with a chance of `floor`; else leaves it out, and ends."""
+        self.stands *= chance
+        self.lead += [arrivals.lead] * len(arrivals.token)
+        if self.stands >= floor or not len(arrivals.token):
+            self.add(arrivals)
+            return
+        self.left_out = int(arrivals.token[0])
+        self.width_D = self.width_D[: len(self.chain)]
+
     def tree(self, proposer: Proposer) -> DraftTree:
         """The chain's nodes first, then the siblings, shallowest first."""
         parents, tokens = zip(*self.siblings, strict=True) if self.siblings else ((), ())
-        return DraftTree((*self.chain, *tokens), (*range(-1, len(self.chain) - 1), *parents), proposer, self.law)
+        parent = (*range(-1, len(self.chain) - 1), *parents)
+        return DraftTree(
+            (*self.chain, *tokens), parent, proposer, self.law, lead_n=tuple(self.lead), left_out=self.left_out
+        )
 
 
 def grow(combs: Sequence[Comb], logits: Float[Tensor, "R V"], context: DraftContext) -> None:

@@ -19,7 +19,7 @@ from respec.models.eagle import EagleHead
 from respec.models.eagle_check import HeadFacts
 from respec.models.eagle_decoder import EagleDecoder
 from respec.rollout.draft.candidates import candidates
-from respec.rollout.draft.comb import Comb, lane, widths
+from respec.rollout.draft.comb import Arrivals, Comb, lane, widths
 from respec.rollout.draft.protocol import DraftContext
 from respec.rollout.kv_cache import KVCache
 from respec.rollout.randomness import token_key
@@ -160,8 +160,7 @@ class EagleDrafter:
             found = candidates(
                 logits, self._decoder.draft_token, self._decoder.shape.vocabulary, key[alive, depth - 1], first, context
             )
-            for row, arrivals in zip(alive, found, strict=True):
-                combs[row].add(arrivals)
+            _hang([combs[row] for row in alive], found, depth, context)
             stays = np.array([combs[row].wants for row in alive])
             if not stays.any():
                 break
@@ -189,3 +188,14 @@ class EagleDrafter:
         feature = self._decoder.fuse(torch.cat(taps).to(self._decoder.shape.dtype))
         token, slot, position = (np.array(part, np.int64) for part in (tokens, slots, positions))
         return self._decoder.step(feature, token, slot, position, cache, np.cumsum(counts) - 1)
+
+
+def _hang(combs: Sequence[Comb], found: Sequence[Arrivals], depth: int, context: DraftContext) -> None:
+    """Puts what arrived on the combs, but for what is not worth a row."""
+    if context.cut is None:
+        for comb, arrivals in zip(combs, found, strict=True):
+            comb.add(arrivals)
+        return
+    chance = context.cut.chance(EagleDrafter.name, depth, np.array([arrivals.lead for arrivals in found]))
+    for comb, arrivals, stands in zip(combs, found, chance.tolist(), strict=True):
+        comb.sift(arrivals, stands, context.cut.floor)

@@ -13,7 +13,7 @@ from respec.models.decoder import Decoder
 from respec.rollout.kv_cache import KVCache
 from respec.rollout.request import Request
 from respec.rollout.tree import DraftTree
-from respec.types import Mode, Plan, Rollout, Sampling
+from respec.types import Cut, Mode, Plan, Rollout, Sampling
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,14 @@ class DraftContext:
     `rejection` it draws on its own, and says from what (`DraftTree.law`).
 
     `cache` is the target's. A drafter may read it, and write what lies past a request's length: that is never read, and is
-    written over by the pass that verifies.
+    written over by the pass that verifies. With a `cut` a drafter that races for a chain says how each token won, and leaves out what is not worth
+    a row; only in `matching`, since it looks at what was drawn.
     """
 
     sampling: Sampling
     mode: Mode
     cache: KVCache
+    cut: Cut | None = None
 
 
 class Drafter(Protocol):
@@ -70,6 +72,15 @@ class FeatureDrafter(Drafter, Protocol):
 
     def observe(self, request: Request, start: int, taps: Float[Tensor, "T taps*hidden"]) -> None:
         """The target's hidden states at positions start .. start + T - 1; start is `observed(request)`."""
+        ...
+
+
+@runtime_checkable
+class Guesser(Drafter, Protocol):
+    """A look-up that costs nothing to be asked beside another drafter."""
+
+    def guess(self, requests: Sequence[Request], depth: int, limits: Sequence[int]) -> list[DraftTree]:
+        """For each request a chain, with a lead for every token: how sure it is of it, however unsure."""
         ...
 
 

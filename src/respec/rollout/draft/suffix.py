@@ -7,9 +7,10 @@ the state of its whole prefix; the longest suffix that anything has followed giv
 from __future__ import annotations
 
 import heapq
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Int32
@@ -43,11 +44,14 @@ class SuffixAutomaton:
             walk = self.link[walk]
         return state
 
-    def follow(self, last: int, depth: int, min_match: int, min_confidence: float) -> list[int]:
+    def follow(
+        self, last: int, depth: int, min_match: int, min_confidence: float, lead: list[float] | None = None
+    ) -> list[int]:
         """The most frequent continuation of string(last), while its estimated probability stays at or above `min_confidence`.
 
         Where nothing has followed, the context is shortened to its longest suffix that something followed, of at least `min_match`
-        tokens. The estimate of one step is count / (all counts + 1): what was seen once counts for a half.
+        tokens. The estimate of one step is count / (all counts + 1): what was seen once counts for a half. To `lead` it adds how sure it is of each
+        token: the log odds of that estimate, and log(1 + length of the context that it followed), since long ones are hardly chance.
         """
         draft: list[int] = []
         state, confidence = last, 1.0
@@ -66,6 +70,8 @@ class SuffixAutomaton:
             if confidence < min_confidence:
                 break
             draft.append(token)
+            if lead is not None:
+                lead.append(math.log(best / (total + 1 - best) * (1 + self.length[state])))
             state = self.next[state][token]
         return draft
 
@@ -185,6 +191,16 @@ class SuffixDrafter:
             self._tree(group.automaton, place.state, plan, min(plan.s, limit))
             for (group, place), limit in zip(places, limits, strict=True)
         ]
+
+    def guess(self, requests: Sequence[Request], depth: int, limits: Sequence[int]) -> list[DraftTree]:
+        """For each request the chain of most frequent tokens, however unsure, with a lead for each."""
+        places = [self._catch_up(request) for request in requests]
+        chains = []
+        for (group, place), limit in zip(places, limits, strict=True):
+            lead: list[float] = []
+            tokens = group.automaton.follow(place.state, min(depth, limit), self._min_match, 0.0, lead)
+            chains.append(replace(DraftTree.chain(tokens, Proposer.SUFFIX), lead_n=tuple(lead)))
+        return chains
 
     def _tree(self, automaton: SuffixAutomaton, state: int, plan: Plan, depth: int) -> DraftTree:
         if plan.t == 1:
