@@ -13,6 +13,7 @@ import torch
 from respec.config import PolicyConfig
 from respec.errors import CheckpointError, ConfigError, NonFiniteError, TaskError
 from respec.models.load import Policy
+from respec.models.products import fast_float32
 from respec.policy.corrections import CORRECTIONS
 from respec.policy.divergence import Head
 from respec.policy.logprobs import Watch, token_logprobs, token_pass
@@ -87,6 +88,7 @@ class PolicyLearner:
         self._updates = 0
         self._optimizer_steps = 0
 
+    @fast_float32()
     def update(
         self,
         samples: Sequence[Sample],
