@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
+from respec.models import grid_attention
 from respec.models.grids import layout
 from respec.models.lean_pass import lean_pass, switched_off, takes
 from respec.models.packed_attention import packed_pass, use_packed_attention
@@ -61,9 +62,12 @@ def gradients(model, hidden_NE) -> dict[str, torch.Tensor]:
     return dict(zip(trained, found, strict=True))
 
 
+@pytest.mark.parametrize("short", [0, 6, 512])  # all by flash attention; some; none
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "again"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_values_and_gradients_are_those_of_the_modelling_code(family: str, again: bool) -> None:
+def test_values_and_gradients_are_those_of_the_modelling_code(family: str, again: bool, short: int, monkeypatch) -> None:
+    monkeypatch.setattr(grid_attention, "SHORT", short)
+    monkeypatch.setattr(grid_attention, "SCORES", 300)  # several parts of some grids
     model = make(family)
     for layer in model.base_model.layers:
         layer.gradient_checkpointing = again

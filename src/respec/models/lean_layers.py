@@ -16,10 +16,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from respec.models.grids import Grid, Layout
-
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+from respec.models.grid_attention import attend, attend_gradient
+from respec.models.grids import Layout
 
 
 class Weights(NamedTuple):
@@ -81,7 +79,8 @@ def run(
         F.linear(h_NE, _cast(weight, shape), _cast(bias, shape))
         for weight, bias in ((w.query, w.query_bias), (w.key, w.key_bias), (w.value, w.value_bias))
     )
-    mixed, lse_G = _attend(*_turned(query, key, value, turn, shape, w), layout, shape)
+    mixed, lse_G = attend(*_turned(query, key, value, turn, shape, w), layout, shape.width, shape.scale)
+    mixed = _cast(mixed, shape)
     middle_NE = x_NE + F.linear(mixed, _cast(w.out, shape))
     h_NE, middle_scale_N = _norm(middle_NE, w.between, shape.eps)
     h_NE = _cast(h_NE, shape)
@@ -151,15 +150,16 @@ def _attention_gradient(
     slope = _cast(middle_grad_NE, shape)
     found = {"out": _weight_gradient(slope, kept.mixed, w.out, wanted.out)}
     heads = _turned(kept.query, kept.key, kept.value, turn, shape, w)
-    grads = list(_attend_gradient(slope @ _cast(w.out, shape), *heads, kept, layout, shape))
+    mixed, mixed_slope = (x.to(x_NE.dtype) for x in (kept.mixed, slope @ _cast(w.out, shape)))
+    grads = attend_gradient(mixed_slope, *heads, mixed, kept.lse_G, layout, shape.width, shape.scale)
     h_NE, h_grad_NE = _cast(_normed(x_NE, kept.scale_N, w.before), shape), None
     for place, (name, raw) in enumerate((("query", kept.query), ("key", kept.key), ("value", kept.value))):
         grad, weight = grads[place], getattr(w, name)
         if name != "value":
-            grad = _rotate(grad.view(len(grad), -1, shape.width).to(x_NE.dtype), turn[0], -turn[1])
+            grad = _rotate(grad.view(len(grad), -1, shape.width), turn[0], -turn[1])
             if (norm := getattr(w, f"{name}_norm")) is not None:
                 grad, found[f"{name}_norm"] = _head_norm_gradient(grad, raw, norm, shape)
-            grad = _cast(grad.flatten(1), shape)
+        grad = _cast(grad.flatten(1), shape)
         found[name] = _weight_gradient(grad, h_NE, weight, getattr(wanted, name))
         if getattr(w, f"{name}_bias") is not None:
             found[f"{name}_bias"] = grad.sum(0, dtype=weight.dtype)
@@ -207,14 +207,14 @@ def _head_norm_gradient(grad: Tensor, raw: Tensor, weight: Tensor, shape: Shape)
 def _turned(
     query: Tensor, key: Tensor, value: Tensor, turn: tuple[Tensor, Tensor], shape: Shape, w: Weights
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys normed where the family does, and turned to their positions; each [N, heads * width]."""
+    """Queries and keys normed where the family does, and turned to their positions; each [N, heads * width], in the weights' dtype."""
     made = []
     for raw, norm in ((query, w.query_norm), (key, w.key_norm)):
         x = raw.view(len(raw), -1, shape.width).to(w.before.dtype)
         if norm is not None:
             x, _ = _norm(x, norm, shape.eps)
-        made.append(_cast(_rotate(x, *turn).flatten(1), shape))
-    return made[0], made[1], value
+        made.append(_rotate(x, *turn).flatten(1))
+    return made[0], made[1], value.to(w.before.dtype)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -225,46 +225,6 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     torch.mul(one, cos, out=left).addcmul_(other, sin, value=-1)
     torch.mul(other, cos, out=right).addcmul_(one, sin)
     return turned
-
-
-def _to_grid(rows: Tensor, grid: Grid, width: int) -> Float[Tensor, "S heads L D"]:
-    if len(grid.flat_SL) != grid.tokens:
-        rows = rows.index_select(0, grid.flat_SL)
-    return rows.view(grid.sequences, grid.longest, -1, width).transpose(1, 2)
-
-
-def _from_grid(heads: Float[Tensor, "S heads L D"], grid: Grid) -> Tensor:
-    rows = heads.transpose(1, 2).reshape(grid.sequences * grid.longest, -1)
-    return rows if len(rows) == grid.tokens else rows.index_select(0, grid.padded_N)
-
-
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, layout: Layout, shape: Shape
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Causal attention, each sequence in itself, and its log-normalisers by grid."""
-    tokens, parts, lse_G = [grid.tokens for grid in layout], [], []
-    for grid, *rows in zip(layout, *(flat.split(tokens) for flat in (query, key, value)), strict=True):
-        mixed, lse = _flash(*(_to_grid(part, grid, shape.width) for part in rows), 0.0, True, scale=shape.scale)
-        parts.append(_from_grid(mixed, grid))
-        lse_G.append(lse)
-    return parts[0] if len(parts) == 1 else torch.cat(parts), tuple(lse_G)
-
-
-def _attend_gradient(
-    mixed_grad: Tensor, query: Tensor, key: Tensor, value: Tensor, kept: Kept, layout: Layout, shape: Shape
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients at queries, keys and values. What pads a grid has none: no real query sees a padded key, and a padded query none reads."""
-    tokens, parts = [grid.tokens for grid in layout], []
-    flats = (flat.split(tokens) for flat in (mixed_grad, query, key, value, kept.mixed))
-    for grid, lse, slope, *rows in zip(layout, kept.lse_G, *flats, strict=True):
-        if len(grid.flat_SL) != grid.tokens:
-            slope = slope.new_zeros(len(grid.flat_SL), slope.shape[1]).index_copy_(0, grid.padded_N, slope)
-        slope = slope.view(grid.sequences, grid.longest, -1, shape.width).transpose(1, 2)
-        heads = (_to_grid(part, grid, shape.width) for part in rows)
-        found = _flash_backward(slope, *heads, lse, 0.0, True, scale=shape.scale)
-        parts.append([_from_grid(part, grid) for part in found])
-    query_grad, key_grad, value_grad = (torch.cat(part) if len(part) > 1 else part[0] for part in zip(*parts, strict=True))
-    return query_grad, key_grad, value_grad
 
 
 def weights_of(layer: nn.Module) -> Weights | None:

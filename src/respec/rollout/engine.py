@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from respec.errors import CacheError, StaleError, TaskError
 from respec.models.decoder import Decoder
-from respec.rollout.draft.protocol import DraftContext, Drafter, FeatureDrafter, PolicyDrafter
-from respec.rollout.kv_cache import KVCache, allocated
+from respec.rollout.draft.protocol import CachingDrafter, DraftContext, Drafter, FeatureDrafter, PolicyDrafter
+from respec.rollout.kv_cache import KVCache, allocated, slots_within
 from respec.rollout.lenient import Lenience
 from respec.rollout.onlooker import Onlooker
 from respec.rollout.planner import DepthPlanner, Planner, planner_of
@@ -47,7 +47,7 @@ class Engine:
     """Decodes with a snapshot of the policy; `swap` is called by the weight door only.
 
     `max_batch` sequences are decoded at once; prompts are prefilled in passes of at most `prefill_chunk` tokens. `max_nodes` bounds
-    the draft nodes of one sequence, whatever the plan. Mode `lossy` takes a `lenience`; its plain rounds are as in the other modes.
+    the draft nodes of one sequence, whatever the plan; `kv_budget` the bytes of keys (None: unbounded). Mode `lossy` takes a `lenience`; its plain rounds are as in the other modes.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class Engine:
         mode: Mode = "matching",
         max_nodes: int = 64,
         lenience: Lenience | None = None,
+        kv_budget: int | None = None,
     ) -> None:
         self._decoder = decoder
         self._tokenizer = tokenizer
@@ -70,7 +71,7 @@ class Engine:
         self._max_batch = max_batch
         self._chunk = prefill_chunk
         self._mode: Mode = mode
-        self._max_nodes, self._lenience = max_nodes, lenience
+        self._max_nodes, self._lenience, self._kv_budget = max_nodes, lenience, kv_budget
         self.drafters: Mapping[str, Drafter] = {drafter.name: drafter for drafter in drafters}
         self._readers = [drafter for drafter in drafters if isinstance(drafter, FeatureDrafter)]
         self._cache: KVCache | None = None
@@ -168,10 +169,11 @@ class Engine:
 
     def _cache_for(self, requests: Sequence[Request], sampling: Sampling) -> KVCache:
         """The cache of the last rollout if it is large enough, else a new one."""
-        slots = min(self._max_batch, len(requests))
         capacity = max(request.length + request.under(sampling).max_new_tokens for request in requests)
         # a branching draft lies behind the sequence node by node, however shallow it is
         capacity += self._max_nodes if self.drafters else 0
+        shapes = [self._decoder.shape, *(d.kv_shape for d in self.drafters.values() if isinstance(d, CachingDrafter))]
+        slots = slots_within(self._kv_budget, shapes, min(self._max_batch, len(requests)), capacity)
         if self._cache is None or self._cache.slots < slots or self._cache.capacity < capacity:
             self._cache = None  # the old one's memory goes before the new one's comes
             self._cache = allocated(self._decoder.shape, slots, capacity)

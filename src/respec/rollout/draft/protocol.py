@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
-from respec.models.decoder import Decoder
+from respec.models.decoder import Decoder, DecodeShape
 from respec.rollout.kv_cache import KVCache
 from respec.rollout.request import Request
 from respec.rollout.tree import DraftTree
@@ -71,6 +71,14 @@ class FeatureDrafter(Drafter, Protocol):
     def observe(self, request: Request, start: int, taps: Float[Tensor, "T taps*hidden"]) -> None:
         """The target's hidden states at positions start .. start + T - 1; start is `observed(request)`."""
         ...
+
+
+@runtime_checkable
+class CachingDrafter(Drafter, Protocol):
+    """Keeps keys of its own, of as many sequences of as many tokens as the target's cache."""
+
+    @property
+    def kv_shape(self) -> DecodeShape: ...
 
 
 @runtime_checkable
