@@ -65,7 +65,9 @@ def gradients(model, hidden_NE) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("short", [0, 6, 512])  # all by flash attention; some; none
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "again"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_values_and_gradients_are_those_of_the_modelling_code(family: str, again: bool, short: int, monkeypatch) -> None:
+def test_values_and_gradients_are_those_of_the_modelling_code(
+    family: str, again: bool, short: int, monkeypatch
+) -> None:
     monkeypatch.setattr(grid_attention, "SHORT", short)
     monkeypatch.setattr(grid_attention, "SCORES", 300)  # several parts of some grids
     model = make(family)
@@ -91,7 +93,9 @@ def test_frozen_weights_get_no_gradient_and_change_no_other() -> None:
     model = make("qwen2", torch.float32)
     assert takes(model)
     whole = gradients(model, passed(model)[0])
-    frozen = [name for name, _ in model.named_parameters() if "layers.0" in name or "up_proj" in name or "embed" in name]
+    frozen = [
+        name for name, _ in model.named_parameters() if "layers.0" in name or "up_proj" in name or "embed" in name
+    ]
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
     part = gradients(model, passed(model)[0])
@@ -119,5 +123,7 @@ def test_products_in_bfloat16_are_as_near_as_autocasts() -> None:
 def test_what_they_would_compute_wrongly_is_left_to_the_modelling_code() -> None:
     model = make("llama", torch.float32)
     assert takes(model, taps=(2,)) and not takes(model, taps=(3,))  # after the last norm
-    model.base_model.layers[1].mlp.up_proj = torch.nn.utils.parametrizations.weight_norm(model.base_model.layers[1].mlp.up_proj)
+    model.base_model.layers[1].mlp.up_proj = torch.nn.utils.parametrizations.weight_norm(
+        model.base_model.layers[1].mlp.up_proj
+    )
     assert not takes(model)

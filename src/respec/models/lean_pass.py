@@ -62,7 +62,11 @@ def lean_pass(
         if index in taps:
             seen[index] = x_NE.detach()
         shape = Shape(
-            attention.head_dim, body.norm.variance_epsilon, attention.scaling, products, not layer.gradient_checkpointing
+            attention.head_dim,
+            body.norm.variance_epsilon,
+            attention.scaling,
+            products,
+            not layer.gradient_checkpointing,
         )
         assert weights is not None, "asked of `takes` before"
         x_NE = _layer(x_NE, cos, sin, layout, shape, *weights)
