@@ -45,8 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for place, axis in enumerate(AXES):
         for value in getattr(asked, axis):
             at = (*asked.at[:place], value, *asked.at[place + 1 :])
+            prompts, group, new_tokens = at
             if at not in points:
-                points[at] = measure(asked.model, *at, asked.speculation, asked.steps, asked.threads)
+                points[at] = measure(
+                    asked.model, prompts, group, new_tokens, asked.speculation, asked.steps, asked.threads
+                )
             rows.append({"axis": axis, "value": value} | points[at])
             print(line(rows[-1]), flush=True)
     result = {

@@ -108,7 +108,7 @@ class Layer(torch.autograd.Function):
         count = len(Weights._fields)
         w, shape, places = Weights(*rest[:count]), ctx.shape, len(Kept._fields) - 1
         if shape.keeps:
-            kept = Kept(*rest[count : count + places], tuple(rest[count + places :]))
+            kept = Kept._make((*rest[count : count + places], tuple(rest[count + places :])))
         else:
             _, kept = run(x_NE, (cos, sin), ctx.layout, shape, w)
         wanted = Weights(*ctx.needs_input_grad[5:])

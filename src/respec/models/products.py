@@ -48,7 +48,7 @@ def onednn_serves() -> bool:
 
 @contextmanager
 def _asking_onednn() -> Iterator[None]:
-    setting: Any = torch.backends.mkldnn.matmul
+    setting: Any = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
     before = setting.fp32_precision
     setting.fp32_precision = "bf16"
     try:
