@@ -53,7 +53,7 @@ def distil_alone(config: Config, view: View, to: Path, recipe: Recipe, settings:
     start = _start(recipe, policy)
     engine = Engine(
         publish(policy, config.model.dtype, 0), policy.tokenizer, policy.eos_token_ids, config.run.seed,
-        config.rollout.max_batch, config.rollout.prefill_chunk,
+        config.rollout.max_batch, config.rollout.prefill_chunk, kv_budget=config.rollout.kv_bytes,
     )  # fmt: skip
     sampling, group = config.rollout.sampling(), config.rollout.group_size
     drawn = _draw(engine, task.train, sampling, group, recipe.tokens, view)

@@ -169,13 +169,14 @@ def measure_step(
     peers_in: Path,
     out: Path | None,
     say: Callable[[str], None],
+    learner: str = "float32",
 ) -> dict[str, Any]:
     """`bench.step` on made-up questions."""
     path, texts = model_of(model), _texts(prompts)
     torch.set_num_threads(threads or usable_cores())
     return bench_step(
         path, peers, speculation, texts, group, new_tokens, repeats, threads or usable_cores(), peers_in, out,
-        {"model": Path(path).name}, say,
+        {"model": Path(path).name}, say, learner,
     )  # fmt: skip
 
 

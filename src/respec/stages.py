@@ -67,6 +67,7 @@ def build(config: Config, policy: Policy, task: Task, reward: Reward, view: View
         decoder, policy.tokenizer, policy.eos_token_ids, config.run.seed,
         config.rollout.max_batch, config.rollout.prefill_chunk, drafters, config.speculation.mode,
         lenience=make_lenience(config.speculation),
+        kv_budget=config.rollout.kv_bytes,
     )  # fmt: skip
     prompt = int(np.median([len(p.token_ids) for p in task.train])) if task.train else 32
     view.phase("profile")

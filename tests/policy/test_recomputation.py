@@ -9,10 +9,11 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from respec.config import LoraConfig, PolicyConfig
+from respec.models.lean_pass import switched_off, takes
 from respec.policy import recomputation
 from respec.policy.adapters import choose_trained
 from respec.policy.learner import PolicyLearner
-from respec.policy.logprobs import token_logprobs
+from respec.policy.logprobs import token_logprobs, token_pass
 from respec.policy.pack import pack
 from respec.policy.recomputation import activation_bytes, is_wanted, recomputing
 
@@ -77,17 +78,49 @@ def test_less_is_kept(make_policy, make_samples) -> None:
     assert sizes[1] < sizes[0] / 2
 
 
-def test_the_estimate_is_of_what_is_kept(make_policy, make_samples) -> None:
-    """Sequences of one length, so that nothing is padded; a fifth is the promise."""
+@pytest.mark.parametrize("products", [None, torch.bfloat16])
+@pytest.mark.parametrize("lean", [True, False])
+def test_the_estimate_is_of_what_is_kept(make_policy, make_samples, lean: bool, products) -> None:
+    """Sequences of one length, so that nothing is padded; a fifth is the promise, for transformers' code in the model's own dtype."""
     policy = make_policy(torch.float32, hidden=64)
     sample = make_samples((1.0, 1.0, 1.0, 1.0))[3]
     (batch,) = pack([sample] * 40, 10_000, 1.0)
-    with kept() as size:
-        result = token_logprobs(policy.model, batch, 64)
-    weights = sum(p.numel() * 4 for p in policy.model.parameters())
-    ratio = (size() - weights) / activation_bytes(policy.model, len(batch.token_N))
+    with contextlib.nullcontext() if lean else switched_off():
+        assert takes(policy.model) == lean
+        with kept() as size:
+            result = token_logprobs(policy.model, batch, 64, products=products)
+        weights = sum(p.numel() * 4 for p in policy.model.parameters())
+        ratio = (size() - weights) / activation_bytes(policy.model, len(batch.token_N), products)
     del result
-    assert 0.8 < ratio < 1.2
+    assert (0.8 if lean or products is None else 0.4) < ratio < 1.2
+
+
+def test_a_budget_cuts_micro_batches_and_not_the_gradient(make_policy, make_samples) -> None:
+    """What is kept stays within the budget; a sequence that is more than it alone is computed twice; all this changes only roundings."""
+    weights, sizes, calls = [], [], []
+    one = activation_bytes(make_policy(torch.float32).model, 1)
+    longest = max(len(s.scored.rollout.prompt.token_ids) + len(s.advantage_T) for s in make_samples(ADVANTAGES))
+    for budget in (None, one * longest, one * (longest - 1)):
+        policy = make_policy(torch.float32)
+        config = PolicyConfig(lr=0.01, activations_mb=budget and budget / 2**20)
+        learner = PolicyLearner(policy, config, 10)
+        passes, again = [], []
+
+        def note(model, batch, *rest, whole=token_pass, passes=passes, again=again, **more):
+            passes.append(activation_bytes(model, len(batch.token_N)))
+            again.append(any(module.training for module in model.modules()))
+            return whole(model, batch, *rest, **more)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("respec.policy.learner.token_pass", note)
+            learner.update(make_samples(ADVANTAGES), 1.0)
+        weights.append(policy.model.state_dict())
+        sizes.append(max(passes))
+        calls.append((len(passes), any(again)))
+    assert sizes[1] <= one * longest and calls[0] == (1, False) and calls[1][0] > 1 and not calls[1][1] and calls[2][1]
+    for other in weights[1:]:
+        for name, value in other.items():
+            torch.testing.assert_close(value, weights[0][name], rtol=0, atol=2e-4, msg=name)
 
 
 def test_auto_asks_for_the_memory(make_policy, monkeypatch) -> None:

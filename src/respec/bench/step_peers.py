@@ -30,10 +30,11 @@ def bench_step(
     out: Path | None,
     about: Mapping[str, Any],
     say: Callable[[str], None],
+    learner: str = "float32",
 ) -> dict[str, Any]:
     """Our step and each peer's, `repeats` times in turning order, after one untimed step of each (allocators, optimizer state).
 
-    Peers train and generate in float32; we train in float32 and decode in the decoding dtype. Raises ConfigError for a peer that is unknown,
+    Peers train and generate in float32; we train in float32, our matrix products in `learner`, and decode in the decoding dtype. Raises ConfigError for a peer that is unknown,
     is not installed, fails or does other work, and when `out` is given in a tree with uncommitted changes.
     """
     if out is not None:
@@ -49,7 +50,7 @@ def bench_step(
         versions = {}
         for name, worker in running.items():
             say(f"{name}: starting")
-            options = {"speculation": speculation} if name == OURS else kinds[name].options
+            options = {"speculation": speculation, "learner": learner} if name == OURS else kinds[name].options
             versions[name] = worker.ask("load", **asked, **options)["versions"]
         taken: dict[str, list[dict[str, Any]]] = {name: [] for name in running}
         names, tokens = list(running), len(texts) * group * new_tokens
@@ -66,7 +67,7 @@ def bench_step(
                     taken[name].append(answer)
     return write_result(out, {
         "what": "a whole RL step beside TRL", **about, "completions": len(texts) * group, "new_tokens": new_tokens, "group": group,
-        "speculation": speculation, "temperature": 1.0, "repeats": repeats, "threads": threads, "peer_versions": versions,
+        "speculation": speculation, "learner_dtype": learner, "temperature": 1.0, "repeats": repeats, "threads": threads, "peer_versions": versions,
         "rows": [row(name, taken[OURS], taken[name]) for name in peers],
     })  # fmt: skip
 

@@ -129,6 +129,7 @@ def bench_step(
     prompts: Annotated[int, typer.Option(min=1)] = 2,
     group: Annotated[int, typer.Option(min=2, help="Completions a prompt.")] = 8,
     new_tokens: Annotated[int, typer.Option("--new-tokens", "--new", min=1, help="Tokens a completion.")] = 128,
+    learner: Annotated[str, typer.Option(help="float32 or bfloat16: of our learner's matrix products, as policy.dtype.")] = "float32",
     repeats: Annotated[int, typer.Option(min=1)] = 5,
     threads: Annotated[int, typer.Option(min=0, help="0: all cores.")] = 0,
     peers_in: Annotated[Path, typer.Option(help="Where `make peers` put their environments.")] = Path(".peers"),
@@ -143,7 +144,7 @@ def bench_step(
     no_bars()
     result = measure_step(
         model, peers.split(","), speculation, prompts, group, new_tokens, repeats, threads, peers_in, out,
-        lambda line: print(line, flush=True),
+        lambda line: print(line, flush=True), learner,
     )  # fmt: skip
     table = Table("peer", "times as fast", "seconds", "GiB", "memory")
     for row in result["rows"]:

@@ -66,6 +66,12 @@ class PolicyConfig(Room):
     tokens_per_microbatch: int = Field(
         default=4096, ge=1, description="gradient accumulation: packed tokens per forward pass"
     )
+    activations_mb: float | None = Field(
+        default=None,
+        gt=0,
+        description="MiB that a micro-batch keeps for its backward pass: they get smaller to stay within, and a sequence that alone keeps more is "
+        "computed twice. None: on a CPU micro-batches of 512 MiB",
+    )
     logit_chunk: int = Field(default=1024, ge=1, description="completion tokens whose logits are held at once")
     mask_truncated: bool = Field(default=False, description="leave truncated completions out of the loss")
     entropy_bonus: float = Field(default=0.0, ge=0, description="times the entropy a token (nats), off the loss")

@@ -79,11 +79,20 @@ class RolloutConfig(Room):
     stop: tuple[str, ...] = ()
     max_batch: int = Field(default=64, ge=1, description="sequences decoded at once")
     prefill_chunk: int = Field(default=256, ge=8)
+    kv_cache_mb: float | None = Field(
+        default=None,
+        gt=0,
+        description="MiB that keys and values may take, drafters' included: sequences that they leave no room for wait. None: what max_batch takes",
+    )
     sync_every: int = Field(
         default=1,
         ge=1,
         description="steps between two copies of the weights to the engine; above 1 rollouts are of older policies, see policy.correction",
     )
+
+    @property
+    def kv_bytes(self) -> int | None:
+        return None if self.kv_cache_mb is None else int(self.kv_cache_mb * 2**20)
 
     def sampling(self) -> Sampling:
         return Sampling(

@@ -7,7 +7,6 @@ hands it a `Layout`: then the tokens of one flat row are several sequences, each
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,56 +18,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from respec.errors import ModelError
+from respec.models.grids import Grid, Layout, layout
+from respec.models.lean_pass import lean_pass, takes
 
 PACKED = "respec_packed"
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A run of neighbouring sequences, `tokens` in all, padded to [sequences, longest].
-
-    `padded_N` is the cell of each token of the run, counted within the grid; `flat_SL` the token of each cell, counted within
-    the run, where padding repeats the sequence's last.
-    """
-
-    padded_N: Int[torch.Tensor, "N"]
-    flat_SL: Int[torch.Tensor, "S*L"]
-    sequences: int
-    longest: int
-    tokens: int
-
-
-Layout = tuple[Grid, ...]
-"""The grids of a flat row, one after the other; made once a forward pass, read by every layer."""
-
-# One grid for all would let a single long sequence among short ones cost its square for each of them.
-MOST_CELLS_PER_TOKEN = 2
-
-
-def layout(start_S: Int[torch.Tensor, "S+1"]) -> Layout:
-    """Grids for sequences that begin at `start_S[:-1]` and end before `start_S[1:]` (token indices).
-
-    A grid takes in sequences, in their order, until it would have more than `MOST_CELLS_PER_TOKEN` cells for each token.
-    Sequences sorted by length, as `policy.pack` lays them, give the fewest grids.
-    """
-    length_S = start_S.diff().tolist()
-    runs: list[list[int]] = []
-    for length in length_S:
-        wider = [*runs[-1], length] if runs else []
-        if not runs or len(wider) * max(wider) > MOST_CELLS_PER_TOKEN * sum(wider):
-            runs.append([length])
-        else:
-            runs[-1].append(length)
-    return tuple(_grid(run, start_S.device) for run in runs)
-
-
-def _grid(lengths: list[int], device: torch.device) -> Grid:
-    length_S = torch.tensor(lengths)
-    longest = max(lengths)
-    column_L = torch.arange(longest)
-    flat_SL = (length_S.cumsum(0) - length_S)[:, None] + torch.minimum(column_L[None], length_S[:, None] - 1)
-    padded_N = (column_L[None] < length_S[:, None]).flatten().nonzero().flatten()
-    return Grid(padded_N.to(device), flat_SL.flatten().to(device), len(lengths), longest, sum(lengths))
 
 
 class _Move(torch.autograd.Function):
@@ -165,9 +118,11 @@ def packed_pass(
     position_N: Int[torch.Tensor, "N"],
     start_S: Int[torch.Tensor, "S+1"],
     taps: Sequence[int] = (),
+    products: torch.dtype | None = None,
 ) -> tuple[Float[torch.Tensor, "N E"], tuple[Float[torch.Tensor, "N E"], ...]]:
     """Last hidden states of packed sequences, and those before the layers `taps`, without gradient: looking on adds nothing to the graph.
 
+    Matrix products are in `products`, None for the model's dtype. On a CPU the lean layers compute it where they can.
     Raises ModelError when the model does not use packed attention (its result would be silently wrong).
     """
     if model.config._attn_implementation != PACKED:
@@ -175,14 +130,17 @@ def packed_pass(
             f"the model's attention is '{model.config._attn_implementation}', which cannot keep packed sequences apart; "
             "load it with load_policy, or call use_packed_attention(model) first"
         )
+    if takes(model, taps):
+        return lean_pass(model, token_N, position_N, layout(start_S), taps, products)
     # A mask of four dimensions is handed through as it is: so none of N x N is built, and the packed attention reads none.
     no_mask = torch.zeros(1, 1, 1, 1, device=token_N.device)
-    output = model.base_model(
-        input_ids=token_N[None],
-        position_ids=position_N[None],
-        attention_mask=no_mask,
-        use_cache=False,
-        output_hidden_states=bool(taps),
-        packed=layout(start_S),
-    )
+    with torch.autocast(model.device.type, products, enabled=products is not None):
+        output = model.base_model(
+            input_ids=token_N[None],
+            position_ids=position_N[None],
+            attention_mask=no_mask,
+            use_cache=False,
+            output_hidden_states=bool(taps),
+            packed=layout(start_S),
+        )
     return output.last_hidden_state[0], tuple(output.hidden_states[tap][0].detach() for tap in taps)

@@ -14,6 +14,7 @@ from respec.config import PolicyConfig
 from respec.errors import CheckpointError, ConfigError, NonFiniteError, TaskError
 from respec.models.load import Policy
 from respec.models.moments import moments, set_moments
+from respec.models.products import fast_float32
 from respec.policy.corrections import CORRECTIONS
 from respec.policy.divergence import Head
 from respec.policy.logprobs import Watch, token_logprobs, token_pass
@@ -21,7 +22,7 @@ from respec.policy.losses import AGGREGATIONS, SURROGATES, Counts
 from respec.policy.optim import adamw, checked_step, learning_rate
 from respec.policy.pack import pack
 from respec.policy.presets import bounds_of, resolve
-from respec.policy.recomputation import free_activations, is_wanted, recomputing
+from respec.policy.recomputation import free_activations, is_wanted, recomputing, tokens_within
 from respec.policy.terms import NO_TERMS, LossTerms, in_loss
 from respec.types import Batch, Sample, UpdateStats
 
@@ -82,12 +83,15 @@ class PolicyLearner:
                 "is to train on"
             )
         self._products = torch.bfloat16 if config.dtype == "bfloat16" else None
+        self._budget = config.activations_mb and config.activations_mb * 2**20
+        self._tokens = tokens_within(self._budget, policy.model, config.tokens_per_microbatch, self._products)
         self._optimizer = adamw(policy.model, config.weight_decay, config.betas, config.optimizer)
         self._named = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
         self._schedule_steps = total_steps * config.epochs * config.minibatches
         self._updates = 0
         self._optimizer_steps = 0
 
+    @fast_float32()
     def update(
         self,
         samples: Sequence[Sample],
@@ -135,7 +139,7 @@ class PolicyLearner:
                         self._optimizer_steps += 1
         finally:
             self._optimizer.zero_grad()
-            free_activations(self._model, self._config.tokens_per_microbatch)
+            free_activations(self._model, self._tokens)
         self._updates += 1
 
         batches = [batch for mini in minibatches for batch in mini.micro]
@@ -196,11 +200,10 @@ class PolicyLearner:
             # Apart, so that a whole micro-batch of samples that teach nothing can do without a backward pass.
             teaching = [sample for sample in kept if self._terms.on or sample.advantage_T.any()]
             idle = [s for s in members if self._left_out(s) or not (self._terms.on or s.advantage_T.any())]
-            budget = self._config.tokens_per_microbatch
             tokens = max(1, sum(s.scored.rollout.drawn for s in kept))
             share_of_budget = (self._config.token_budget or 1) / parts
             counts = Counts(max(1, len(kept)), tokens, self._constant, share_of_budget)
-            batches = pack(teaching, budget, temperature) + pack(idle, budget, temperature)
+            batches = pack(teaching, self._tokens, temperature) + pack(idle, self._tokens, temperature)
             result.append(_MiniBatch(tuple(self._placed(batch) for batch in batches), counts))
         return result
 
@@ -223,7 +226,9 @@ class PolicyLearner:
         constant while theta moves within the update.
         """
         spread = self._terms.entropy > 0
-        again = is_wanted(self._config.gradient_checkpointing, self._model, len(batch.token_N))
+        again = is_wanted(
+            self._config.gradient_checkpointing, self._model, len(batch.token_N), self._products, self._budget
+        )
         with recomputing(self._model, again and torch.is_grad_enabled()):
             logprob_C, entropy_C, hidden_CE = token_pass(
                 self._model, batch, self._config.logit_chunk, watch, spread, self._products

@@ -62,8 +62,7 @@ def token_pass(
     Raises ModelError if the model does not use packed attention.
     """
     taps = watch.taps if watch is not None else ()
-    with torch.autocast(model.device.type, products, enabled=products is not None):
-        hidden_NE, tap_NE = packed_pass(model, batch.token_N, batch.position_N, batch.start_S, taps)
+    hidden_NE, tap_NE = packed_pass(model, batch.token_N, batch.position_N, batch.start_S, taps, products)
     weight_VE = model.get_parameter("lm_head.weight")
     show = None if watch is None else (lambda part, logp_cV: watch.laws(batch, part, logp_cV))
     hidden_CE = hidden_NE.index_select(0, batch.predict_C)
@@ -102,15 +101,14 @@ class _HeadLogprob(torch.autograd.Function):
         dtype = torch.promote_types(hidden_CE.dtype, torch.float32)
         logprob_C = hidden_CE.new_empty(len(target_C), dtype=dtype)
         entropy_C, norm_C = torch.empty_like(logprob_C), torch.empty_like(logprob_C)
+        room_cV = _room(hidden_CE, weight_VE, min(chunk, len(target_C)))
         for part in _parts(len(target_C), chunk):
-            logit_cV = _logits(hidden_CE[part], weight_VE, temperature)
-            norm_C[part] = torch.cat([torch.logsumexp(rows, dim=1) for rows in logit_cV.split(ROWS)])
-            logprob_C[part] = logit_cV.gather(1, target_C[part, None])[:, 0] - norm_C[part]
-            surprise_cV = logit_cV.sub_(norm_C[part, None])
+            logit_cV = _logits(hidden_CE[part], weight_VE, temperature, room_cV)
+            target_logit_c = logit_cV.gather(1, target_C[part, None])[:, 0]
+            norm_C[part], entropy_C[part] = _norm_and_entropy(logit_cV)
+            logprob_C[part] = target_logit_c - norm_C[part]
             if show is not None:
-                show(part, surprise_cV)
-            terms = (torch.exp(rows).mul_(rows).sum(dim=1) for rows in surprise_cV.split(ROWS))
-            entropy_C[part] = -torch.cat([*terms])
+                show(part, logit_cV.sub_(norm_C[part, None]))
         ctx.save_for_backward(hidden_CE, weight_VE, target_C, norm_C, entropy_C)
         ctx.temperature, ctx.chunk, ctx.entropy_gradient = temperature, chunk, entropy_gradient
         if not entropy_gradient:
@@ -123,8 +121,9 @@ class _HeadLogprob(torch.autograd.Function):
         hidden_CE, weight_VE, target_C, norm_C, entropy_C = ctx.saved_tensors
         hidden_grad_CE = torch.empty_like(hidden_CE)
         weight_grad_VE = torch.zeros_like(weight_VE) if ctx.needs_input_grad[1] else None
+        room_cV = _room(hidden_CE, weight_VE, min(ctx.chunk, len(target_C)))
         for part in _parts(len(target_C), ctx.chunk):
-            slope_cV = _logits(hidden_CE[part], weight_VE, ctx.temperature)
+            slope_cV = _logits(hidden_CE[part], weight_VE, ctx.temperature, room_cV)
             slope_cV.sub_(norm_C[part, None])
             pull_cV = scaled_C[part, None]
             if ctx.entropy_gradient:
@@ -142,7 +141,30 @@ def _parts(count: int, chunk: int) -> list[slice]:
     return [slice(begin, begin + chunk) for begin in range(0, count, chunk)]
 
 
-def _logits(hidden_cE: torch.Tensor, weight_VE: torch.Tensor, temperature: float) -> Float[torch.Tensor, "c V"]:
-    logit_cV = hidden_cE @ weight_VE.T
+def _room(hidden_CE: torch.Tensor, weight_VE: torch.Tensor, rows: int) -> Float[torch.Tensor, "c V"]:
+    """Where one chunk's logits lie after the other: fresh memory would be faulted in for each."""
+    return hidden_CE.new_empty(rows, len(weight_VE), dtype=torch.promote_types(hidden_CE.dtype, weight_VE.dtype))
+
+
+def _logits(
+    hidden_cE: torch.Tensor, weight_VE: torch.Tensor, temperature: float, room_cV: torch.Tensor
+) -> Float[torch.Tensor, "c V"]:
+    logit_cV = torch.mm(hidden_cE, weight_VE.T, out=room_cV[: len(hidden_cE)])
     logit_cV = logit_cV.to(torch.promote_types(logit_cV.dtype, torch.float32))
     return logit_cV if temperature == 1.0 else logit_cV.div_(temperature)
+
+
+def _norm_and_entropy(logit_cV: Float[torch.Tensor, "c V"]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each row log sum exp, and the entropy of its softmax; with one exponential a logit.
+
+    With l' = l - max and S = sum exp l', the norm is max + log S, and the entropy log S - (sum exp(l') l') / S.
+    """
+    norms, entropies = [], []
+    for rows_cV in logit_cV.split(ROWS):
+        highest_c1 = rows_cV.amax(dim=1, keepdim=True)
+        below_cV = rows_cV - highest_c1
+        mass_cV = torch.exp(below_cV)
+        total_c = mass_cV.sum(dim=1)
+        norms.append(total_c.log() + highest_c1[:, 0])
+        entropies.append(total_c.log() - mass_cV.mul_(below_cV).sum(dim=1) / total_c)
+    return torch.cat(norms), torch.cat(entropies)

@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerBase
 
 from respec.errors import StaleError, TaskError
 from respec.models.decoder import Decoder
-from respec.rollout.draft.protocol import Drafter, PolicyDrafter
-from respec.rollout.kv_cache import KVCache, allocated
+from respec.rollout.draft.protocol import CachingDrafter, Drafter, PolicyDrafter
+from respec.rollout.kv_cache import KVCache, allocated, slots_within
 from respec.rollout.lenient import Lenience
 from respec.rollout.planner import Planner, planner_of
 from respec.rollout.randomness import sequence_key
@@ -26,7 +26,7 @@ class Engine:
     """Decodes with a snapshot of the policy; `swap` is called by the weight door only.
 
     `max_batch` sequences are decoded at once; prompts are prefilled in passes of at most `prefill_chunk` tokens. `max_nodes` bounds
-    the draft nodes of one sequence, whatever the plan. Mode `lossy` takes a `lenience`; its plain rounds are as in the other modes.
+    the draft nodes of one sequence, whatever the plan; `kv_budget` the bytes of keys (None: unbounded). Mode `lossy` takes a `lenience`; its plain rounds are as in the other modes.
     """
 
     def __init__(
@@ -41,8 +41,10 @@ class Engine:
         mode: Mode = "matching",
         max_nodes: int = 64,
         lenience: Lenience | None = None,
+        kv_budget: int | None = None,
     ) -> None:
         self._seed = seed
+        self._kv_budget = kv_budget
         self.drafters: Mapping[str, Drafter] = {drafter.name: drafter for drafter in drafters}
         # told after every round, of whatever rollout
         self.between_rounds: list[Callable[[], None]] = []
@@ -143,10 +145,11 @@ class Engine:
 
     def _cache_for(self, requests: Sequence[Request], sampling: Sampling) -> KVCache:
         """The cache of the last rollout if it is large enough, else a new one."""
-        slots = min(self._setup.max_batch, len(requests))
         capacity = max(request.length + request.under(sampling).max_new_tokens for request in requests)
         # a branching draft lies behind the sequence node by node, however shallow it is
         capacity += self._setup.max_nodes if self.drafters else 0
+        shapes = [self.decoder.shape, *(d.kv_shape for d in self.drafters.values() if isinstance(d, CachingDrafter))]
+        slots = slots_within(self._kv_budget, shapes, min(self._setup.max_batch, len(requests)), capacity)
         if self._cache is None or self._cache.slots < slots or self._cache.capacity < capacity:
             self._cache = None  # the old one's memory goes before the new one's comes
             self._cache = allocated(self.decoder.shape, slots, capacity)

@@ -7,6 +7,8 @@ and is overwritten before the length reaches it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
@@ -113,6 +115,28 @@ class KVCache:
             raise StaleError(
                 f"slots {stale} hold keys of policy versions {self.version[stale].tolist()}, the policy is at {version}"
             )
+
+
+def bytes_of(shape: DecodeShape, capacity: int) -> int:
+    """Of one slot for `capacity` tokens."""
+    tokens = -(-capacity // TILE) * TILE
+    return 2 * tokens * shape.layers * shape.kv_heads * shape.head_dim * shape.dtype.itemsize
+
+
+def slots_within(budget: int | None, shapes: Sequence[DecodeShape], wanted: int, capacity: int) -> int:
+    """How many sequences of `capacity` tokens may have slots, `wanted` at the utmost, in caches of these shapes together within `budget` bytes.
+
+    Raises CacheError where there is no room for one.
+    """
+    if budget is None:
+        return wanted
+    one = sum(bytes_of(shape, capacity) for shape in shapes)
+    if one > budget:
+        raise CacheError(
+            f"rollout.kv_cache_mb is {budget / 2**20:g}, but the keys and values of a single sequence of {capacity} tokens take "
+            f"{one / 2**20:.1f} MiB; raise it, or lower rollout.max_new_tokens or the prompts' length"
+        )
+    return min(wanted, budget // one)
 
 
 def allocated(shape: DecodeShape, slots: int, capacity: int) -> KVCache:

@@ -66,7 +66,7 @@ def set_up(request: Request) -> Setup:
     engine = Engine(decoder, policy.tokenizer, (), 0, batch, drafters=drafters)
     context = len(prompts[0].token_ids) + sampling.max_new_tokens // 4
     planner = make_planner(speculation, decoder, policy.tokenizer, drafters, batch, context, lambda _: None)
-    config = PolicyConfig(lr=request["lr"])
+    config = PolicyConfig(lr=request["lr"], dtype=request.get("learner", "float32"))
     learner = PolicyLearner(policy, config, request["steps"], sampling.max_new_tokens)
     return Setup(policy, engine, planner, learner, config, prompts, request["group"], sampling)
 

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from respec.errors import ModelError, StaleError
+from respec.models.decoder import DecodeShape
 from respec.models.eagle import EagleHead
 from respec.models.eagle_check import HeadFacts
 from respec.models.eagle_decoder import EagleDecoder
@@ -51,6 +52,10 @@ class EagleDrafter:
         self._decoder = EagleDecoder(head, dtype)
         self._cache: KVCache | None = None
         self._progress: dict[int, _Progress] = {}
+
+    @property
+    def kv_shape(self) -> DecodeShape:
+        return self._decoder.shape
 
     @property
     def taps(self) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
 from respec.errors import ModelError
-from respec.models.decoder import Decoder
+from respec.models.decoder import Decoder, DecodeShape
 from respec.rollout.draft.comb import Comb, Feed, by_steps, widths
 from respec.rollout.draft.protocol import DraftContext
 from respec.rollout.kv_cache import KVCache
@@ -65,6 +65,10 @@ class ModelDrafter:
         self._chunk = chunk
         self._cache: KVCache | None = None
         self._places: dict[int, _Place] = {}
+
+    @property
+    def kv_shape(self) -> DecodeShape:
+        return self._decoder.shape
 
     def propose(
         self, requests: Sequence[Request], plan: Plan, limits: Sequence[int], context: DraftContext

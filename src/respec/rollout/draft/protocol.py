@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
-from respec.models.decoder import Decoder
+from respec.models.decoder import Decoder, DecodeShape
 from respec.rollout.kv_cache import KVCache
 from respec.rollout.request import Request
 from respec.rollout.tree import DraftTree
@@ -82,6 +82,14 @@ class Guesser(Drafter, Protocol):
     def guess(self, requests: Sequence[Request], depth: int, limits: Sequence[int]) -> list[DraftTree]:
         """For each request a chain, with a lead for every token: how sure it is of it, however unsure."""
         ...
+
+
+@runtime_checkable
+class CachingDrafter(Drafter, Protocol):
+    """Keeps keys of its own, of as many sequences of as many tokens as the target's cache."""
+
+    @property
+    def kv_shape(self) -> DecodeShape: ...
 
 
 @runtime_checkable
