@@ -66,7 +66,7 @@ def start_vllm(
         say(line)
     drafter = "off" if start.speculation is None else drafter_of(asked)
     return VllmEngine(
-        worker, policy.tokenizer, policy.eos_token_ids, config.run.seed, version, drawn.vllm.timeout_s, drafter, asked.s, ready.steers,
+        worker, policy.tokenizer, policy.eos_token_ids, config.run.seed, version, drawn.vllm.timeout_s, drawn.max_batch, drafter, asked.s, ready.steers,
         ready.sleeps,
     )  # fmt: skip
 

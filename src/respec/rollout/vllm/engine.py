@@ -57,13 +57,14 @@ class VllmEngine:
         seed: int,
         version: int,
         limit_s: float,
+        max_batch: int,
         drafter: str = "off",
         depth: int = 0,
         steered: bool = False,
         sleeps: bool = False,
     ) -> None:
         self._worker, self._tokenizer, self._eos, self._seed = worker, tokenizer, eos_token_ids, seed
-        self._version, self._limit_s = version, limit_s
+        self._version, self._limit_s, self.max_batch = version, limit_s, max_batch
         self.drafter, self.depth, self.steered = drafter, depth, steered
         self.drafters: Mapping[str, Any] = {}
         self._sleeps, self._asleep = sleeps, False
@@ -197,8 +198,7 @@ class _Conversation:
 
     def first(self) -> int:
         """How deep the step that reads the prompts is to draft."""
-        lengths = [request.length for request in self._requests]
-        return self._plan(len(lengths), 0, float(np.mean(lengths)))
+        return self._plan(len(self._requests), float(np.mean([request.length for request in self._requests])))
 
     def next(self, said: Round) -> int:
         """Takes a step's record; says how deep the next is to draft."""
@@ -215,12 +215,13 @@ class _Conversation:
         if self._on_round is not None:
             self._on_round(record)
         self._verified = self._drafting
-        return self._plan(min(said.left, said.active + said.waiting), 0, said.context) if said.left else 0
+        return self._plan(said.left, said.context) if said.left else 0
 
-    def _plan(self, active: int, waiting: int, context: float) -> int:
-        """Asks the planner about the load as far as it is known."""
+    def _plan(self, left: int, context: float) -> int:
+        """Asks the planner about the load as far as it is known: that so many completions are not finished."""
         engine, limit = self._engine, self._sampling.max_new_tokens
-        load = Load(active, waiting, context, (limit,) * active, Version(engine.version))
+        active = min(left, engine.max_batch)
+        load = Load(active, left - active, context, (limit,) * active, Version(engine.version))
         self._drafting, self._predicted = self._planner.plan(load), self._planner.predicted
         if self._drafting.n and self._drafting.drafter != engine.drafter:
             raise ConfigError(

@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -27,12 +28,14 @@ Kind = TypeVar("Kind", bound=Message)
 
 
 class Worker:
-    """A running worker. `folder` is a place for weights that it can read, gone when it is ended; `log` holds what vLLM says.
+    """A running worker, `script` run by `python`. `folder` is a place for weights that it can read, gone when it is ended; `log` holds what vLLM says.
 
     Whoever is interrupted while it waits for an answer ends the worker: what came later must not be taken for the answer to something else.
     """
 
-    def __init__(self, python: str, log: Path, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, python: str, log: Path, script: Path = SCRIPT, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.python, self._log = python, log
         if shutil.which(python) is None:
             raise VllmError(
@@ -44,8 +47,8 @@ class Worker:
         with log.open("w") as errors:
             # a session of its own: Ctrl-C is for us, and the whole group can be ended
             self._process = subprocess.Popen(
-                [python, "-u", str(SCRIPT), str(self.folder), str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=errors, text=True, start_new_session=True, env=_environment() | (environment or {}),
+                [python, "-u", str(script), str(self.folder), str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=errors, text=True, start_new_session=True, env=_environment() | dict(environment or {}),
             )  # fmt: skip
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=self._listen, args=(self._process.stdout,), daemon=True).start()
