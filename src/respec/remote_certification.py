@@ -134,8 +134,8 @@ def _drafted(trial: Trial, engine: VllmEngine, subject: str, allowed: float) -> 
             [Ask(ask.prompt, ask.stream, 2, 1) for ask in trial.samples.asks],
             Sampling(NEW_TOKENS, temperature=0.0),
         )
-        plain, off = engine.rollout(asks, greedy, PLAIN)[0], engine.rollout(asks, greedy, plan)[0]
-        yield greedy_tokens(subject, plain, off, trial.reference, trial.dtype)
+        plain, drafted = (engine.rollout(asks, greedy, each)[0] for each in (PLAIN, plan))
+        yield greedy_tokens(subject, plain, drafted, trial.reference, trial.dtype)
 
 
 def honest_entropies(subject: str, drawn: Sequence[Rollout]) -> Finding:
