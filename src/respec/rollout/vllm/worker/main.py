@@ -34,6 +34,8 @@ from wire import (  # pyright: ignore[reportMissingImports]
 )
 
 LOOK_S = 0.5
+# Tokens of prompts that one step may read.
+STEP_TOKENS = 4096
 
 
 class Vllm:
@@ -43,7 +45,7 @@ class Vllm:
         self._talk = talk
         self._engine: Any = None
         self._batch = 0
-        self._first, self._count, self._asleep = -1, 0, False
+        self._first, self._count = -1, 0
         self._drafts: Any = None
 
     def start(self, asked: Start) -> Ready:
@@ -74,7 +76,10 @@ class Vllm:
             "speculative_config": asked.speculation, "disable_log_stats": False, "worker_extension_cls": "inside.Extension",
             "enable_sleep_mode": asked.sleeps and not on_cpu,
         }  # fmt: skip
-        if not on_cpu:
+        if on_cpu:
+            # where a prompt is read in parts it winds a seeded request's generator back, which those of a CPU cannot do
+            settings |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(STEP_TOKENS, asked.context)}
+        else:
             settings["gpu_memory_utilization"] = asked.gpu_share
         self._engine = LLMEngine.from_engine_args(EngineArgs(**settings), stat_loggers=[Listen])
         self._batch, self._first = asked.batch, asked.version
