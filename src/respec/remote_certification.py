@@ -7,6 +7,7 @@ compared in its stead. A vLLM has one drafter, so one is started for each.
 from __future__ import annotations
 
 import math
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -68,7 +69,7 @@ def certify_vllm(
     threads: int = 1,
     head: Path | None = None,
     draft_model: str = "",
-    log: Path = Path("vllm.log"),
+    log: Path = Path(tempfile.gettempdir()) / "respec-certify-vllm.log",
     say: Callable[[str], None] = lambda line: None,
 ) -> Certificate:
     """Certifies the vLLM of `python` for `model`: plainly, then with each of the drafters as it comes and, where something was mended, mended.
