@@ -27,6 +27,7 @@ from respec.certify.same_tokens import first_difference
 from respec.certify.sampler import Samples, judge_samples
 from respec.config import Config
 from respec.config.reading import parse_config
+from respec.errors import VllmError
 from respec.models.decoder import decode_dtype
 from respec.models.load import Policy, load_policy
 from respec.remote import start_vllm
@@ -118,7 +119,11 @@ def certify_vllm(
         # what can be mended is of the CPU build
         for mend in (False, True) if "(cpu)" in heard[0] else (False,):
             with started(name, mend) as engine:
-                findings += _drafted(trial, engine, f"vLLM, {name}{' (mended)' if mend else ''}", allowed)
+                subject = f"vLLM, {name}{' (mended)' if mend else ''}"
+                try:
+                    findings += _drafted(trial, engine, subject, allowed)
+                except VllmError as error:
+                    findings.append(Finding("drawing", subject, "failed", str(error).splitlines()[0]))
     findings += _unchecked(drafters)
     circumstances = {"dtype": str(trial.dtype).removeprefix("torch."), "threads": threads, "machine": processor()}
     return Certificate(model, heard[0].split(" draws")[0], circumstances, tuple(findings), time.perf_counter() - began)

@@ -9,13 +9,14 @@ import os
 from typing import Any
 
 import torch
-import vllm  # pyright: ignore[reportMissingImports]
 from safetensors import safe_open
+from vllm import version  # pyright: ignore
 from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
 from vllm.v1.outputs import LogprobsTensors  # pyright: ignore[reportMissingImports]
 from vllm.v1.sample import rejection_sampler  # pyright: ignore[reportMissingImports]
 from vllm.v1.sample.sampler import Sampler  # pyright: ignore[reportMissingImports]
 
+VERSION = str(version.__version__)
 MEND = "RESPEC_VLLM_MEND"
 MILLIONTHS = 1_000_000
 
@@ -46,7 +47,7 @@ def expand(
 
 def mended() -> list[str]:
     """Mends what this build has wrong, and says what that was."""
-    if os.environ.get(MEND) != "1" or not current_platform.is_cpu() or not vllm.__version__.startswith("0.32."):
+    if os.environ.get(MEND) != "1" or not current_platform.is_cpu() or not VERSION.startswith("0.32."):
         return []
     rejection_sampler.expand_batch_to_tokens = expand
     return ["temperatures of drafted tokens (the CPU build of 0.32 reads them from memory nobody wrote)"]

@@ -136,7 +136,7 @@ class Vllm:
             self._engine.abort_request(list(self._engine.output_processor.request_states), internal=True)
 
     def _ask(self, asked: Draw) -> list[str]:
-        from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
+        from vllm import SamplingParams  # pyright: ignore
         from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
 
         names = []
