@@ -44,3 +44,7 @@ class CheckpointError(RespecError):
 
 class RunDirError(RespecError):
     """A run folder that belongs to another configuration, or is in use by a living process."""
+
+
+class VllmError(RespecError):
+    """The vLLM that was to draw the rollouts is not there, is another than can be used, failed, or holds other weights than it should."""

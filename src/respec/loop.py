@@ -27,6 +27,7 @@ from respec.policy.critic_learner import CriticLearner, critic_learner
 from respec.policy.estimators import GROUP_RELATIVE
 from respec.policy.learner import PolicyLearner
 from respec.policy.presets import resolve
+from respec.remote import mismatch_news, worker_of
 from respec.report.delete import delete_run
 from respec.report.echo import echo_trap
 from respec.report.html import write_report
@@ -50,6 +51,7 @@ from respec.stages import (
     keep_controller,
     learn_histories,
     remember,
+    rest,
     to_know,
 )
 from respec.supply import Supply
@@ -102,7 +104,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
             raise ConfigError(
                 f"rollout.group_size: a group of one has nothing to be compared with, as estimator '{algorithm.estimator}' does; use 2 or more (got 1)"
             )
-        with reward_of(task, config.task) as reward:
+        with reward_of(task, config.task) as reward, worker_of(config) as worker:
             anchors = Anchors(config, policy, task.train)
             for note in (*run.notes, *to_know(config, task), *anchors.notes):
                 view.say(note)
@@ -120,7 +122,7 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 save(run, policy, learner, {"supply": supply, "critic": critic}, 0, view)
             behind = Behind(config.rollout.sync_every, state.get("behind", {}))
             with behind.lent(policy, step) as version:
-                stages = build(config, policy, task, reward, view, version)
+                stages = build(config, policy, task, reward, view, version, worker)
             remember(stages, run)
             stages.planner.load_state_dict(state.get("sentinel", {}))
             online = online_learner(config, policy, stages.engine, stages.planner, view.say, state.get("drafter"))
@@ -146,7 +148,15 @@ def train(config: Config, view: View, stop: Callable[[], bool], fresh: bool = Fa
                 history.append(metrics)
                 news = seen.news(before) if config.speculation.mode != "lossy" else ()
                 floor = fallen(metrics, entropy, config.policy.entropy_floor)
-                for line in (*fallbacks(scored), *answerless(task, scored), *news, *floor, *echo_trap(history)):
+                strange = mismatch_news(metrics, config)
+                for line in (
+                    *fallbacks(scored),
+                    *answerless(task, scored),
+                    *news,
+                    *floor,
+                    *strange,
+                    *echo_trap(history),
+                ):
                     view.say(line)
                 entropy = metrics["policy/entropy"]
                 minutes = (time.monotonic() - saved_at) / 60
@@ -178,6 +188,7 @@ def _step(
     kept, held = anchors.charge(drawn.kept)
     samples = supply.spend(advantages(kept, resolve(config.policy).estimator, critic), drawn, step)
     samples, taught = anchors.teach(samples)
+    rest(stages.engine)
     view.phase("training", len(samples))
     watch = online.watch(samples, step) if online is not None else None
     update = learner.update(samples, config.rollout.temperature, lambda done, _: view.advance(done), watch)
@@ -227,7 +238,8 @@ def _rollouts(stages: Stages, asks: Sequence[Ask], step: int) -> Generated:
         np.array_equal(a.token_T, b.token_T) and np.array_equal(a.logprob_T, b.logprob_T)
         for a, b in zip(rollouts, plain[0], strict=True)
     )
-    return Generated(scored, stats, plain[1], same if config.speculation.mode == "matching" else None, reward_s)
+    promised = config.speculation.mode == "matching" and config.rollout.engine == "native"
+    return Generated(scored, stats, plain[1], same if promised else None, reward_s)
 
 
 def _every(k: int, step: int) -> bool:

@@ -36,6 +36,7 @@ from respec.models.heap import Growth
 from respec.models.load import Policy
 from respec.rollout.draft.eagle import EagleDrafter
 from respec.rollout.engine import Engine
+from respec.rollout.vllm.engine import VllmEngine
 from respec.sentinel import Sentinel
 from respec.types import Mode, Sample
 
@@ -280,7 +281,7 @@ class OnlineLearner:
 def online_learner(
     config: Config,
     policy: Policy,
-    engine: Engine,
+    engine: Engine | VllmEngine,
     door: Sentinel,
     say: Callable[[str], None],
     state: Mapping[str, Any] | None = None,

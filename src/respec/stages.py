@@ -10,16 +10,21 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
+import torch
 
 from respec.adaptive import make_planner
 from respec.config import Config, SpeculationConfig
 from respec.drafter.agreement import Agreement
 from respec.drafting import first_head, make_drafters, make_lenience
 from respec.models.load import Policy
+from respec.remote import planner_for, start_vllm
 from respec.report.live import View
+from respec.report.provenance import processor
 from respec.report.run_dir import RunDir
 from respec.rollout.engine import Engine
 from respec.rollout.replay import LookUp, replay
+from respec.rollout.vllm.engine import VllmEngine
+from respec.rollout.vllm.process import Worker
 from respec.sentinel import Sentinel
 from respec.speculation import memory
 from respec.speculation.shadow import overlapped, replayed, wanting
@@ -53,14 +58,18 @@ class Stages:
     config: Config
     policy: Policy
     task: Task
-    engine: Engine
+    engine: Engine | VllmEngine
     planner: Sentinel
     reward: Reward
     view: View
 
 
-def build(config: Config, policy: Policy, task: Task, reward: Reward, view: View, version: int) -> Stages:
-    """Publishes the policy and sets the engine up around it."""
+def build(
+    config: Config, policy: Policy, task: Task, reward: Reward, view: View, version: int, worker: Worker | None = None
+) -> Stages:
+    """Publishes the policy and sets the engine up around it; with a `worker`, its vLLM is the engine."""
+    if worker is not None:
+        return _around_vllm(config, policy, task, reward, view, version, worker)
     decoder = publish(policy, config.model.dtype, version)
     drafters = make_drafters(config.speculation, policy, config.model.dtype, version)
     engine = Engine(
@@ -77,6 +86,20 @@ def build(config: Config, policy: Policy, task: Task, reward: Reward, view: View
     first = partial(first_head, config.speculation, policy) if config.speculation.drafter_path else None
     sentinel = Sentinel(planner, engine.drafters, view.say, first, remembers=config.speculation.mode == "rejection")
     return Stages(config, policy, task, engine, sentinel, reward, view)
+
+
+def _around_vllm(
+    config: Config, policy: Policy, task: Task, reward: Reward, view: View, version: int, worker: Worker
+) -> Stages:
+    view.phase("vLLM")
+    drawn, asked = config.rollout.sampling(), config.eval_sampling()
+    train = [len(p.token_ids) + (p.settings(drawn) or drawn).max_new_tokens for p in task.train]
+    longest = max([*train, *(len(p.token_ids) + asked.max_new_tokens for p in task.held_out)])
+    engine = start_vllm(config, policy, worker, version, longest, torch.get_num_threads(), view.say)
+    context = longest - 3 * drawn.max_new_tokens // 4
+    facts = [policy.source, str(torch.get_num_threads()), str(config.rollout.max_batch), processor()]
+    planner = planner_for(config.speculation, engine, config.rollout.max_batch, context, facts, view.say)
+    return Stages(config, policy, task, engine, Sentinel(planner, {}, view.say), reward, view)
 
 
 def asks_from(order: Order, config: Config, first: int, count: int) -> tuple[Ask, ...]:
@@ -174,7 +197,13 @@ def estimate_idle(
     replayed(acceptance, wanted, replays, REPLAY_SHARE * stats.wall_s)
 
 
-def learn_histories(engine: Engine, rollouts: Sequence[Rollout]) -> None:
+def rest(engine: Engine | VllmEngine) -> None:
+    """Whatever of the engine's memory can be had back while the policy is trained."""
+    if isinstance(engine, VllmEngine):
+        engine.rest()
+
+
+def learn_histories(engine: Engine | VllmEngine, rollouts: Sequence[Rollout]) -> None:
     for drafter in engine.drafters.values():
         drafter.learn(rollouts)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -13,13 +14,20 @@ from rich.table import Table
 from respec.cli.app import app, no_bars
 from respec.errors import ConfigError
 
+if TYPE_CHECKING:
+    from respec.certify.finding import Certificate
+
 
 @app.command()
 def certify(
     model: Annotated[str, typer.Option(help="A model folder, a run folder, a hub id, or builtin:demo.")],
     engine: Annotated[
-        str | None, typer.Option(help="native or torch; native where this machine has it.", show_default=False)
+        str | None,
+        typer.Option(help="native, torch or vllm; native where this machine has it.", show_default=False),
     ] = None,
+    vllm_python: Annotated[
+        str, typer.Option(help="Engine vllm: the Python that has vLLM; this one by default.", show_default=False)
+    ] = "",
     drafter: Annotated[list[str], typer.Option(help="Only these; may be given many times.")] = [],
     head: Annotated[Path | None, typer.Option(help="An EAGLE-3 head, for drafter eagle.")] = None,
     draft_model: Annotated[str, typer.Option(help="A small model with the same tokenizer, for drafter model.")] = "",
@@ -42,6 +50,23 @@ def certify(
     from respec.report.provenance import usable_cores
     from respec.standalone import model_of
 
+    no_bars()
+    torch.set_num_threads(threads or usable_cores())
+    texts = PROMPTS if prompts is None else _lines(prompts)
+    if engine == "vllm":
+        from respec.remote import refuse_unknown
+        from respec.remote_certification import certify_vllm
+
+        for name in drafter:
+            refuse_unknown(name)
+        _show(
+            certify_vllm(
+                model_of(model), vllm_python or sys.executable, drafter or ("ngram",), texts, tokens,
+                threads=torch.get_num_threads(), head=head, draft_model=draft_model, say=lambda line: print(line, flush=True),
+            ),
+            to,
+        )  # fmt: skip
+        return
     known = default_drafters(head, draft_model)
     unknown = [name for name in drafter if name not in known]
     if unknown:
@@ -49,12 +74,11 @@ def certify(
             f"--drafter takes {', '.join(known)} here, got '{unknown[0]}' (eagle needs --head, model needs --draft-model)"
         )
     chosen = {name: make for name, make in known.items() if not drafter or name in drafter}
-    no_bars()
-    torch.set_num_threads(threads or usable_cores())
-    certificate = run(
-        model_of(model), engine, chosen,
-        PROMPTS if prompts is None else _lines(prompts), tokens, say=lambda line: print(line, flush=True),
-    )  # fmt: skip
+    _show(run(model_of(model), engine, chosen, texts, tokens, say=lambda line: print(line, flush=True)), to)
+
+
+def _show(certificate: Certificate, to: Path | None) -> None:
+    """The table, the file and the exit code."""
     if to is not None:
         to.write_text(json.dumps(certificate.as_json(), indent=2) + "\n")
     table = Table("", "check", "of", "finding", box=None, pad_edge=False)

@@ -16,6 +16,7 @@ from respec.config.speculation import SpeculationConfig
 from respec.config.task import TaskConfig
 from respec.config.terms import ReferenceConfig, TeacherConfig
 from respec.config.tracking import TrackingConfig, moved
+from respec.config.vllm import VllmConfig
 from respec.types import Sampling
 
 
@@ -66,6 +67,10 @@ class WarmupConfig(Room):
 class RolloutConfig(Room):
     """How completions are drawn in training."""
 
+    engine: Literal["native", "vllm"] = Field(
+        default="native", description="what draws: respec's own engine, or vLLM, see [rollout.vllm]"
+    )
+    vllm: VllmConfig = VllmConfig()
     prompts_per_step: int = Field(default=16, ge=1)
     group_size: int = Field(default=8, ge=1)
     max_new_tokens: int = Field(
@@ -202,9 +207,27 @@ class Config(Room):
                 "drafter.async_steps 1 goes with speculation.mode 'matching' alone, got 'rejection', whose tokens depend on which head drafts, and a "
                 "run that goes on from a checkpoint drafts with a head one update newer; set drafter.async_steps = 0, or the mode to 'matching'"
             )
+        if self.rollout.engine == "vllm" and (wrong := unfit_for_vllm(self)):
+            raise ValueError(f"rollout.engine 'vllm' {wrong}; or set rollout.engine = 'native'")
         return self
 
     def eval_sampling(self) -> Sampling:
         new = self.eval.max_new_tokens or self.rollout.max_new_tokens
         turn = self.rollout.max_turn_tokens
         return Sampling(new, self.eval.temperature, self.eval.top_k, self.eval.top_p, 0.0, self.rollout.stop, (), turn)
+
+
+def unfit_for_vllm(config: Config) -> str:
+    """What of a configuration vLLM cannot do, and what to do about it; empty for one that it can."""
+    drawn, asked = config.rollout, config.speculation
+    truncated = drawn.top_k or drawn.top_p < 1 or drawn.min_p or config.eval.top_k or config.eval.top_p < 1
+    cannot = {
+        "draws single completions, got task.kind 'env'; take another task": config.task.kind == "env",
+        "verifies by rejection, got speculation.mode 'lossy'; leave the mode out": asked.mode == "lossy",
+        "drafts with a head that stays as it is, got drafter.learn; set drafter.learn = false": config.drafter.learn,
+        f"has no drafter '{asked.drafter}'; take auto, off, ngram, suffix, model or eagle": asked.drafter in ("previous", "self_quant"),
+        "drafts chains, got speculation.t above 1; leave it out": asked.t > 1,
+        "tells log-probabilities after truncation only, got top_k, top_p or min_p; leave them out": bool(truncated),
+        f"decodes in bfloat16 or float32, got model.dtype '{config.model.dtype}'": config.model.dtype in ("int8", "float64"),
+    }  # fmt: skip
+    return next((words for words, holds in cannot.items() if holds), "")

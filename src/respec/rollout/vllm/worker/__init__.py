@@ -1,0 +1,1 @@
+"""What runs under the Python that has vLLM, which need not have respec: these files import nothing of it, and each other by bare names."""

@@ -1,0 +1,79 @@
+"""What is added to vLLM's own worker processes: weights from a file, under a version; entropies; and what is known to be wrong, mended.
+
+vLLM imports this file by name in each of its processes.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from vllm import version  # pyright: ignore
+from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
+from vllm.v1.outputs import LogprobsTensors  # pyright: ignore[reportMissingImports]
+from vllm.v1.sample import rejection_sampler  # pyright: ignore[reportMissingImports]
+from vllm.v1.sample.sampler import Sampler  # pyright: ignore[reportMissingImports]
+
+VERSION = str(version.__version__)
+MEND = "RESPEC_VLLM_MEND"
+MILLIONTHS = 1_000_000
+
+
+def gather_with_entropy(logprobs: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor) -> LogprobsTensors:
+    """vLLM's `gather_logprobs` with the entropy of each row (nats, in millionths, negative and less 1) in the place of the token's rank, which
+    nobody here reads: so it goes all the way that a token's log-probability goes. A rank is positive, so one left as it was is noticed."""
+    likeliest, index = torch.topk(logprobs, num_logprobs, dim=-1)
+    own = token_ids.unsqueeze(-1)
+    entropy = torch.special.entr(logprobs.float().exp()).sum(-1)
+    return LogprobsTensors(
+        torch.cat((own, index), dim=1).to(torch.int32),
+        torch.cat((logprobs.gather(-1, own), likeliest), dim=1),
+        -1 - (entropy * MILLIONTHS).round().to(torch.int64),
+    )
+
+
+def expand(
+    x: torch.Tensor, cumulative: torch.Tensor, count: int, replace_from: int = 0, replace_to: int = 0
+) -> torch.Tensor:
+    """The value of each sequence, once for each of its draft tokens; `cumulative` are the counts summed up.
+
+    In 0.32 the CPU's own hands a copy to the native code, so that the temperatures of drafted places stay what lay in memory.
+    """
+    each = torch.diff(cumulative, prepend=cumulative.new_zeros(1))
+    return torch.where(x == replace_from, replace_to, x).to(x.dtype).repeat_interleave(each, output_size=count)
+
+
+def mended() -> list[str]:
+    """Mends what this build has wrong, and says what that was."""
+    if os.environ.get(MEND) != "1" or not current_platform.is_cpu() or not VERSION.startswith("0.32."):
+        return []
+    rejection_sampler.expand_batch_to_tokens = expand
+    return ["temperatures of drafted tokens (the CPU build of 0.32 reads them from memory nobody wrote)"]
+
+
+Sampler.gather_logprobs = staticmethod(gather_with_entropy)
+MENDED = mended()
+
+
+class Extension:
+    """Methods that vLLM adds to each of its workers; called over its `collective_rpc` with plain values only."""
+
+    respec_version = -1
+
+    def respec_push(self, path: str, version: int) -> int:
+        """Takes the weights in the file; the version of its metadata must be the one announced."""
+        worker: Any = self
+        with safe_open(path, framework="pt") as file:
+            stamped = int(file.metadata()["version"])
+            if stamped != version:
+                raise RuntimeError(f"the weights in '{path}' are of version {stamped}, announced was {version}")
+            names = list(file.keys())
+            worker.reload_weights(weights_iterator=((name, file.get_tensor(name)) for name in names))
+        self.respec_version = version
+        return version
+
+    def respec_held(self) -> int:
+        """The version of the weights in use; -1 for those it was started with."""
+        return self.respec_version
