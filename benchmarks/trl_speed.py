@@ -86,10 +86,14 @@ def measure(
     asked = [texts[block * prompts : (block + 1) * prompts] for block in range(1 + max(blocks, steps))]
     order = [name for block in range(steps + 1) for name in turned(names, block)]
     turns = Turns(drawn_by, order, drawn)
+
+    def reward(completions: list[str], **columns: Any) -> list[float | None]:
+        return [*distinct_words(completions)]
+
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
         processing_class=AutoTokenizer.from_pretrained(model),
-        reward_funcs=lambda completions, **columns: distinct_words(completions),
+        reward_funcs=reward,
         train_dataset=Dataset.from_dict({"prompt": [text for block in asked for _ in names for text in block]}),
         args=GRPOConfig(
             output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=False, gradient_checkpointing=False, per_device_train_batch_size=prompts * group,
@@ -99,6 +103,7 @@ def measure(
         callbacks=[turns],
     )  # fmt: skip
     turns.trainer, own = trainer, trainer._generate
+    assert trainer.model is not None
     trainer.model.train()  # else generations are taken for evaluations
 
     def timed(given: list[Any]) -> Any:

@@ -22,7 +22,7 @@ from respec.integrations.trl import RespecRollouts
 DEMO = Path(respec.__file__).parent / "models" / "demo"
 
 
-def right(completions: list[str], answer: list[str], **columns: Any) -> list[float]:
+def right(completions: list[str], answer: list[str], **columns: Any) -> list[float | None]:
     """1 for the right number between <answer> and </answer>."""
     found = [re.search(r"<answer>(-?\d+)</answer>", text) for text in completions]
     return [float(match is not None and match[1] == wanted) for match, wanted in zip(found, answer, strict=True)]

@@ -27,7 +27,11 @@ FILES = sorted(SOURCE.rglob("*.py"))
 ROOT = SOURCE.parents[1]
 ALL = [
     *FILES,
-    *(path for folder in ("tests", "examples", "benchmarks") for path in sorted((ROOT / folder).rglob("*.py"))),
+    *(
+        path
+        for folder in ("tests", "examples", "benchmarks", "website")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    ),
 ]
 # What a later day would have to mend, and what runs code when a file is read.
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")

@@ -174,7 +174,7 @@ def remember(stages: Stages, run: RunDir) -> None:
 
 def estimate_idle(
     planner: Sentinel,
-    engine: Engine,
+    engine: Engine | VllmEngine,
     asked: SpeculationConfig,
     rollouts: Sequence[Rollout],
     stats: RolloutStats,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,7 +74,8 @@ def test_rewards_reach_the_rollouts_that_earned_them(head, tmp_path):
         lessons = rollouts._serving.lessons if rollouts._serving is not None else None
         if lessons is not None and not given:
             update = lessons.online.update
-            lessons.online.update = lambda looked, step: seen.append(looked) or update(looked, step)
+            learner: Any = lessons.online
+            learner.update = lambda looked, step: seen.append(looked) or update(looked, step)
             given.append(True)
 
     kept.before = before

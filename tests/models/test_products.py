@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from respec.models import products
 from respec.models.products import FLOAT32_ERROR, fast_float32
+
+MATMUL: Any = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def error(rows: int) -> float:
@@ -25,11 +29,11 @@ def test_products_within_are_of_float32(rows: int) -> None:
 @pytest.mark.parametrize("serves", [True, False])
 def test_the_setting_is_as_before_also_after_an_error(monkeypatch, serves: bool) -> None:
     monkeypatch.setattr(products, "onednn_serves", lambda: serves)
-    before = torch.backends.mkldnn.matmul.fp32_precision
+    before = MATMUL.fp32_precision
     with pytest.raises(ZeroDivisionError), fast_float32():
-        assert (torch.backends.mkldnn.matmul.fp32_precision == "bf16") == serves
+        assert (MATMUL.fp32_precision == "bf16") == serves
         raise ZeroDivisionError
-    assert torch.backends.mkldnn.matmul.fp32_precision == before
+    assert MATMUL.fp32_precision == before
 
 
 @pytest.mark.parametrize(

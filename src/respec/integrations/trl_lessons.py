@@ -113,7 +113,10 @@ def rewards_of(trainer: Any, completions: int) -> tuple[Float64[np.ndarray, "R"]
 @contextmanager
 def _packed(model: PreTrainedModel) -> Iterator[None]:
     """For as long, the model attends over packed sequences, and without dropout; then it is as the trainer had it."""
-    attention, modes = model.config._attn_implementation, [(module, module.training) for module in model.modules()]
+    attention, modes = (
+        model.config._attn_implementation or "eager",
+        [(module, module.training) for module in model.modules()],
+    )
     use_packed_attention(model)
     model.eval()
     try:

@@ -134,6 +134,8 @@ def made(name: str, settings: dict[str, Any], batch: dict[str, Any]) -> Any:
     from datasets import Dataset  # pyright: ignore[reportMissingImports]
     from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer  # pyright: ignore[reportMissingImports]
 
+    trainer_of: Any
+    config_of: Any
     trainer_of, config_of = (RLOOTrainer, RLOOConfig) if name == "rloo" else (GRPOTrainer, GRPOConfig)
     count = len(LENGTHS) * GROUP
     arguments = config_of(
@@ -142,7 +144,7 @@ def made(name: str, settings: dict[str, Any], batch: dict[str, Any]) -> Any:
         max_completion_length=LONGEST, report_to=[], **settings,
     )  # fmt: skip
 
-    def reward(completions: list[str], row: list[int], **_: Any) -> list[float]:
+    def reward(completions: list[str], row: list[int], **_: Any) -> list[float | None]:
         return [value for group in REWARDS for value in group]
 
     trainer = trainer_of(

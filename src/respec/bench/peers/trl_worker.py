@@ -44,9 +44,9 @@ def trainer(request: Request, wire: Wire) -> Any:
     )  # fmt: skip
     drawn = [0]
 
-    def reward(completions: list[str], completion_ids: list[list[int]], **columns: Any) -> list[float]:
+    def reward(completions: list[str], completion_ids: list[list[int]], **columns: Any) -> list[float | None]:
         drawn[0] = sum(map(len, completion_ids))
-        return distinct_words(completions)
+        return [*distinct_words(completions)]
 
     model = AutoModelForCausalLM.from_pretrained(request["model"], dtype=torch.float32)
     return GRPOTrainer(
