@@ -120,8 +120,25 @@ def follow(config: Config, folder: Path, every: int, first: int) -> dict[str, An
                 flush=True,
             )
     tokens = sum(len(s.rollout.prompt.token_ids) + len(s.rollout.token_T) for s in scored)
-    final = _final(config, policy, task, followers, start, tokens, first)
+    final = {"held_out_accepted_length": _held_out(config, task, followers)}
+    if first:
+        final |= _reference(config, policy, task, followers["frozen"], start, tokens, first)
+        best = final["reference"]["accepted_length"]
+        final["of_reference"] = {name: length / best for name, length in final["held_out_accepted_length"].items()}
     return {"what": "heads that follow a policy", "rows": rows, **final}
+
+
+def _asked_at_the_end(task: Task) -> list[Ask]:
+    return [Ask(prompt, Stream.BENCH, 0, 4) for prompt in task.held_out[:64]]
+
+
+def _held_out(config: Config, task: Task, followers: dict[str, Follower]) -> dict[str, float]:
+    """All heads on held-out prompts under the last policy."""
+    rollouts, final = None, dict[str, float]()
+    for name, follower in followers.items():
+        made, stats = follower.draw(_asked_at_the_end(task), config)
+        rollouts, final[name] = _same(rollouts, made), stats.accepted_length
+    return final
 
 
 def _teach(
@@ -145,21 +162,14 @@ def _teach(
     return found
 
 
-def _final(
-    config: Config,
-    policy: Policy,
-    task: Task,
-    followers: dict[str, Follower],
-    start: EagleHead,
-    tokens: int,
-    first: int,
+def _reference(
+    config: Config, policy: Policy, task: Task, frozen: Follower, start: EagleHead, tokens: int, first: int
 ) -> dict[str, Any]:
-    """All heads on held-out prompts under the last policy, and beside them the best of references that learned from its rollouts alone.
+    """The best of references that learned from the last policy's rollouts alone, on held-out prompts.
 
     `tokens` are those of a step's rollouts: the references draw `REFERENCE_DATA` times as many.
     """
-    frozen, group = followers["frozen"], config.rollout.group_size
-    held_out = [Ask(prompt, Stream.BENCH, 0, 4) for prompt in task.held_out[:64]]
+    group, held_out = config.rollout.group_size, _asked_at_the_end(task)
     drawn, judged = list[Rollout](), frozen.draw(held_out[:16], config)[0]
     for place in range(0, len(task.train), 16):
         # draws of their own: none of these completions was learned from before
@@ -182,14 +192,9 @@ def _final(
                 break
             before = length
     reference = max(tried, key=lambda row: row["accepted_length"])
-    rollouts, final = None, dict[str, float]()
-    for name, follower in followers.items():
-        made, stats = follower.draw(held_out, config)
-        rollouts, final[name] = _same(rollouts, made), stats.accepted_length
     return {
         "reference": reference, "reference_tried": tried, "reference_completion_tokens": sum(len(r.token_T) for r in drawn),
-        "step_tokens": tokens, "reference_data_tokens": sum(len(r.prompt.token_ids) + len(r.token_T) for r in drawn), "held_out_accepted_length": final,
-        "of_reference": {name: length / reference["accepted_length"] for name, length in final.items()},
+        "step_tokens": tokens, "reference_data_tokens": sum(len(r.prompt.token_ids) + len(r.token_T) for r in drawn),
     }  # fmt: skip
 
 
@@ -287,7 +292,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--every", type=int, default=5, help="steps between measurements of all heads")
     parser.add_argument(
-        "--reference", type=int, default=200, help="steps of a reference's first attempt; each doubles them"
+        "--reference",
+        type=int,
+        default=200,
+        help="steps of a reference's first attempt; each doubles them; 0: no reference",
     )
     parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--length", type=int, default=3, help="timed steps of a block")

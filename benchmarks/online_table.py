@@ -18,6 +18,7 @@ SHOWN = 8
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("result", type=Path)
+    parser.add_argument("--other", type=Path, action="append", default=[], help="the same of another model")
     parser.add_argument("--timing", type=Path)
     parser.add_argument("--picture", type=Path)
     given = parser.parse_args()
@@ -30,6 +31,10 @@ def main() -> None:
     _lengths(result)
     if given.timing is not None:
         _times(json.loads(given.timing.read_text()), given.timing)
+    for path in given.other:
+        other = json.loads(path.read_text())
+        print(f"\n## {Path(other['model']).name}\n\n{_where(other, path)}\n")
+        _lengths(other)
 
 
 def _measured(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -47,21 +52,22 @@ def _lengths(result: dict[str, Any]) -> None:
         + " | ".join(f"step {row['step']}" for row in shown)
         + " | held out, at the end | of the reference |"
     )
+    reference, share = result.get("reference"), result.get("of_reference", {})
     print("|---|" + "---|" * (len(shown) + 2))
     for name in names:
         lengths = " | ".join(f"{row['accepted_length'][name]:.2f}" for row in shown)
         print(
-            f"| `{name}` | {lengths} | {result['held_out_accepted_length'][name]:.2f} | {result['of_reference'][name]:.3f} |"
+            f"| `{name}` | {lengths} | {result['held_out_accepted_length'][name]:.2f} | {format(share[name], '.3f') if share else '–'} |"
         )
-    reference = result["reference"]
+    if reference:
+        print(
+            f"| reference | {' | '.join('–' for _ in shown)} | {reference['accepted_length']:.2f} | 1 |\n\n"
+            f"The reference learned by `{reference['loss']}` from {result['reference_data_tokens']} tokens of the last policy's rollouts, "
+            f"{result['reference_data_tokens'] / _mean([row['tokens'] for row in result['rows']]):.0f} times those of one update, for {reference['steps']} steps; "
+            "steps were doubled until that gained less than half a percent."
+        )
     print(
-        f"| reference | {' | '.join('–' for _ in shown)} | {reference['accepted_length']:.2f} | 1 |\n\n"
-        f"The reference learned by `{reference['loss']}` from {result['reference_data_tokens']} tokens of the last policy's rollouts, "
-        f"{result['reference_data_tokens'] / _mean([row['tokens'] for row in result['rows']]):.0f} times those of one update, for {reference['steps']} steps; "
-        "steps were doubled until that gained less than half a percent.\n"
-    )
-    print(
-        "Overlap Σ min(p, q) at depth 1 on a step's rollouts by the head of the step before, and what learning from them adds; means:\n"
+        "\nOverlap Σ min(p, q) at depth 1 on a step's rollouts by the head of the step before, and what learning from them adds; means:\n"
     )
     print("| head | before | gained |\n|---|---|---|")
     for name in rows[0]["overlap"]:
