@@ -27,6 +27,8 @@ from respec.weights.export import save_model
 
 TRIED = "0.32."
 LOG = "vllm.log"
+# How a line to the user begins that says what of vLLM was mended.
+MENDED = "mended in vLLM: "
 # Rounds of a cell of the profile.
 ROUNDS = 8
 
@@ -103,10 +105,26 @@ def planner_for(
     if asked.drafter != "auto":
         return Plan(engine.drafter, asked.s, 1, asked.s)
     if not engine.steered:
-        say("this vLLM cannot change how deep it drafts while it runs: speculation.drafter 'auto' decodes plainly")
-        return PLAIN
+        raise ConfigError(
+            "this vLLM cannot change how deep it drafts while it runs, which speculation.drafter 'auto' needs; set it to 'ngram', which then drafts "
+            "always, or to 'off'"
+        )
     cost = profile_of(engine, batch, context, asked.s, facts, say)
     return make_controller(cost, asked.model_copy(update={"candidates": (engine.drafter,)}), batch)
+
+
+def refuse_comparison(config: Config, engine: VllmEngine) -> None:
+    """Raises ConfigError where plain decoding is to be compared with and cannot be had."""
+    if config.run.compare_plain_every and engine.drafter != "off" and not engine.steered:
+        raise ConfigError(
+            f"run.compare_plain_every: vLLM cannot leave off drafting with '{engine.drafter}' while it runs, so there is nothing to compare with (got "
+            f"{config.run.compare_plain_every}); set it to 0, or take drafter 'ngram'"
+        )
+
+
+def profiled_context(longest: int, new_tokens: int, deepest: int) -> int:
+    """Tokens of a profile's prompts: what a completion has before it once it is a quarter done, with room for the profile's own rounds."""
+    return max(8, longest - max(3 * new_tokens // 4, ROUNDS * (1 + min(DRAFTED_DEPTH, deepest))))
 
 
 def profile_of(
@@ -121,6 +139,9 @@ def profile_of(
         *(Cell("off", b, 0, context) for b in batches), *(Cell(engine.drafter, b, s, context) for b in batches for s in depths)
     ]  # fmt: skip
     known = load(path)
+    if set(cells) - {cell for cell, _ in known}:
+        # what vLLM does for the first time takes longer
+        _rounds(engine, cells[-1])
     for cell, sample in measure(cells, lambda cell: _rounds(engine, cell), known):
         known.append((cell, sample))
         save(path, known)
@@ -131,13 +152,21 @@ def profile_of(
 
 
 def _rounds(engine: VllmEngine, cell: Cell) -> Sequence[RoundRecord]:
-    """A few steps of a cell: greedy completions of a text that repeats itself, which are drafted at nearly every place."""
+    """A few steps of a cell: greedy completions of a text that repeats itself, which are drafted at nearly every place. Raises ConfigError where
+    so many sequences never decode together."""
     prompt = Prompt(0, "", tuple([5, 7, 11, 13] * max(2, cell.context // 4)))
     plan = Plan(cell.drafter, cell.s, 1, cell.s) if cell.s else PLAIN
     _, stats = engine.rollout(
         [Ask(prompt, Stream.BENCH, 0, cell.batch)], Sampling(ROUNDS * (1 + cell.s), temperature=0.0), plan, endless=True
     )
-    return stats.round_R
+    # a step that reads prompts is not timed
+    timed = [record for record in stats.round_R if record.verify_s and record.active == cell.batch]
+    if not timed:
+        raise ConfigError(
+            f"vLLM did not decode {cell.batch} sequences of {cell.context} tokens together: its KV cache may be too small; raise "
+            "rollout.vllm.cache_gib (on a GPU gpu_share), lower rollout.max_batch, or set speculation.drafter = 'ngram'"
+        )
+    return timed
 
 
 def notes_of(ready: Ready) -> list[str]:
@@ -148,7 +177,7 @@ def notes_of(ready: Ready) -> list[str]:
     ]
     if not version.startswith(TRIED):
         lines.append(f"vLLM {version} has not been tried, {TRIED}x has: run `respec certify --engine vllm` first")
-    return [*lines, *(f"mended in vLLM: {what}" for what in ready.mended)]
+    return [*lines, *(f"{MENDED}{what}" for what in ready.mended)]
 
 
 def mismatch_news(metrics: Mapping[str, float], config: Config) -> list[str]:

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from respec.config.reading import parse_config
 from respec.errors import VllmError
 from respec.models.decoder import decode_dtype
 from respec.models.load import Policy, load_policy
-from respec.remote import start_vllm
+from respec.remote import MENDED, start_vllm
 from respec.report.provenance import processor
 from respec.rollout.vllm.engine import VllmEngine
 from respec.rollout.vllm.process import Worker
@@ -38,8 +38,9 @@ from respec.types import PLAIN, Ask, Plan, Rollout, Sampling, Stream
 from respec.weights.swap import swap
 
 NEW_TOKENS, FIRST_TOKENS, DEPTH, BATCH = 32, 512, 4, 64
-# The weights that are pushed differ by this factor, in every matrix: more than rounding can hide.
-PUSHED = 1.03
+# The weights that are pushed differ by this factor, in every matrix. A head left as it was is then off by 0.039 nats on the demo model, where rounding
+# explains 0.008; with 1.03 it was 0.013, and passed.
+PUSHED = 1.1
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def certify_vllm(
     log: Path = Path(tempfile.gettempdir()) / "respec-certify-vllm.log",
     say: Callable[[str], None] = lambda line: None,
 ) -> Certificate:
-    """Certifies the vLLM of `python` for `model`: plainly, then with each of the drafters as it comes and, where something was mended, mended.
+    """Certifies the vLLM of `python` for `model`: plainly, then with each of the drafters as runs draw with it and, where that is mended, as it comes.
 
     Raises VllmError for a vLLM that cannot be started.
     """
@@ -101,32 +102,49 @@ def certify_vllm(
 
     @contextmanager
     def started(drafter: str, mend: bool) -> Iterator[VllmEngine]:
-        say(f"starting vLLM, drafter {drafter}{', mended' if mend else ''}")
+        say(f"starting vLLM, drafter {drafter}{'' if mend else ', not mended'}")
         worker = Worker(python, log)
+        heard.clear()
         try:
             yield start_vllm(configured(drafter, mend), policy, worker, 0, longest, threads, heard.append)
         finally:
             worker.close()
 
     findings = []
-    with started("off", False) as engine:
+    with started("off", True) as engine:
+        name = heard[0].split(" draws")[0]
         drawn, short = trial.draw(engine, PLAIN)
         allowed = allowed_mean(trial.reference, drawn, 1.0, trial.dtype)
         findings += judge_samples("vLLM, plain", drawn, short, 1.0, trial.reference, trial.dtype, allowed)
         findings.append(honest_entropies("vLLM, plain", drawn))
         findings.append(pushed_weights(trial, engine, allowed))
-    for name in drafters:
-        # what can be mended is of the CPU build
-        for mend in (False, True) if "(cpu)" in heard[0] else (False,):
-            with started(name, mend) as engine:
-                subject = f"vLLM, {name}{' (mended)' if mend else ''}"
-                try:
-                    findings += _drafted(trial, engine, subject, allowed)
-                except VllmError as error:
-                    findings.append(Finding("drawing", subject, "failed", str(error).splitlines()[0]))
+    for drafter in drafters:
+        with started(drafter, True) as engine:
+            mended = any(line.startswith(MENDED) for line in heard)
+            findings += _found(trial, engine, f"vLLM, {drafter}{' (mended)' if mended else ''}", allowed, log)
+        if mended:
+            with started(drafter, False) as engine:
+                findings += map(_unlike_runs, _found(trial, engine, f"vLLM, {drafter} (not mended)", allowed, log))
     findings += _unchecked(drafters)
     circumstances = {"dtype": str(trial.dtype).removeprefix("torch."), "threads": threads, "machine": processor()}
-    return Certificate(model, heard[0].split(" draws")[0], circumstances, tuple(findings), time.perf_counter() - began)
+    return Certificate(model, name, circumstances, tuple(findings), time.perf_counter() - began)
+
+
+def _found(trial: Trial, engine: VllmEngine, subject: str, allowed: float, log: Path) -> list[Finding]:
+    """What its drafts come to; a vLLM that fails at them is a finding too."""
+    found = list[Finding]()
+    try:
+        found.extend(_drafted(trial, engine, subject, allowed))
+    except VllmError as error:
+        said = str(error).splitlines()[0].partition("; the end of ")[0]
+        found.append(Finding("drawing", subject, "failed", f"{said} ({log})"))
+    return found
+
+
+def _unlike_runs(found: Finding) -> Finding:
+    """Says of a failure that runs do not meet it."""
+    failed = found.outcome == "failed"
+    return replace(found, sentence=f"{found.sentence}. Runs mend it (rollout.vllm.mend)") if failed else found
 
 
 def _drafted(trial: Trial, engine: VllmEngine, subject: str, allowed: float) -> Iterator[Finding]:

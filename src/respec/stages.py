@@ -17,7 +17,7 @@ from respec.config import Config, SpeculationConfig
 from respec.drafter.agreement import Agreement
 from respec.drafting import first_head, make_drafters, make_lenience
 from respec.models.load import Policy
-from respec.remote import planner_for, start_vllm
+from respec.remote import planner_for, profiled_context, refuse_comparison, start_vllm
 from respec.report.live import View
 from respec.report.provenance import processor
 from respec.report.run_dir import RunDir
@@ -94,10 +94,14 @@ def _around_vllm(
     view.phase("vLLM")
     drawn, asked = config.rollout.sampling(), config.eval_sampling()
     train = [len(p.token_ids) + (p.settings(drawn) or drawn).max_new_tokens for p in task.train]
-    longest = max([*train, *(len(p.token_ids) + asked.max_new_tokens for p in task.held_out)])
+    longest = min(
+        policy.context_length, max([*train, *(len(p.token_ids) + asked.max_new_tokens for p in task.held_out)])
+    )
     engine = start_vllm(config, policy, worker, version, longest, torch.get_num_threads(), view.say)
-    context = longest - 3 * drawn.max_new_tokens // 4
-    facts = [policy.source, str(torch.get_num_threads()), str(config.rollout.max_batch), processor()]
+    refuse_comparison(config, engine)
+    context = profiled_context(longest, drawn.max_new_tokens, config.speculation.s)
+    vllm = [str(value) for value in (config.model.dtype, config.rollout.vllm.python, config.rollout.vllm.compile)]
+    facts = [policy.source, str(torch.get_num_threads()), str(config.rollout.max_batch), processor(), *vllm]
     planner = planner_for(config.speculation, engine, config.rollout.max_batch, context, facts, view.say)
     return Stages(config, policy, task, engine, Sentinel(planner, {}, view.say), reward, view)
 

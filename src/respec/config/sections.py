@@ -227,6 +227,7 @@ def unfit_for_vllm(config: Config) -> str:
         "drafts with a head that stays as it is, got drafter.learn; set drafter.learn = false": config.drafter.learn,
         f"has no drafter '{asked.drafter}'; take auto, off, ngram, suffix, model or eagle": asked.drafter in ("previous", "self_quant"),
         "drafts chains, got speculation.t above 1; leave it out": asked.t > 1,
+        "drafts as deep for all, got speculation.per_request_depth; leave it out": asked.per_request_depth,
         "tells log-probabilities after truncation only, got top_k, top_p or min_p; leave them out": bool(truncated),
         f"decodes in bfloat16 or float32, got model.dtype '{config.model.dtype}'": config.model.dtype in ("int8", "float64"),
     }  # fmt: skip

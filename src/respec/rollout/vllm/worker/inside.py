@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from vllm import version  # pyright: ignore
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead  # pyright: ignore[reportMissingImports]
 from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
 from vllm.v1.outputs import LogprobsTensors  # pyright: ignore[reportMissingImports]
 from vllm.v1.sample import rejection_sampler  # pyright: ignore[reportMissingImports]
@@ -45,6 +46,14 @@ def expand(
     return torch.where(x == replace_from, replace_to, x).to(x.dtype).repeat_interleave(each, output_size=count)
 
 
+def repack_heads(model: torch.nn.Module) -> None:
+    """Has the packed copy made anew that a CPU multiplies a head by. vLLM's reload does not process a head that is tied to the embeddings (it says so
+    among its limits): the copy would stay that of the weights it was started with."""
+    for layer in model.modules():
+        if isinstance(layer, ParallelLMHead):
+            layer.quant_method.process_weights_after_loading(layer)
+
+
 def mended() -> list[str]:
     """Mends what this build has wrong, and says what that was."""
     if os.environ.get(MEND) != "1" or not current_platform.is_cpu() or not VERSION.startswith("0.32."):
@@ -71,6 +80,8 @@ class Extension:
                 raise RuntimeError(f"the weights in '{path}' are of version {stamped}, announced was {version}")
             names = list(file.keys())
             worker.reload_weights(weights_iterator=((name, file.get_tensor(name)) for name in names))
+        if current_platform.is_cpu():
+            repack_heads(worker.get_model())
         self.respec_version = version
         return version
 

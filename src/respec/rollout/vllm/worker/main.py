@@ -6,6 +6,7 @@ When respec goes, however it goes, this process and all it has started go too, a
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import os
 import shutil
 import signal
@@ -183,6 +184,8 @@ def _take(made: dict[str, Completion], output: Any, step: int) -> int:
     one, found = output.outputs[0], made[output.request_id]
     tokens = list(one.token_ids)
     for place, (token, at) in enumerate(zip(tokens, one.logprobs, strict=True)):
+        if not math.isfinite(at[token].logprob):
+            raise RuntimeError(f"vLLM drew a token whose log-probability it gives as {at[token].logprob}")
         if at[token].rank >= 0:
             raise RuntimeError("vLLM gave a rank where its entropy was to be: its sampler is another than was prepared")
         found.tokens.append(token)
