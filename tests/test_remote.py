@@ -22,6 +22,7 @@ from respec.config.reading import load_config, parse_config
 from respec.errors import ConfigError, VllmError
 from respec.models.load import load_policy
 from respec.remote import mismatch_news, speculation_of, start_vllm, worker_of
+from respec.resume import repeats
 from respec.rollout.vllm import process
 from respec.types import PLAIN, Ask, Plan, Prompt, Sampling, Stream
 from respec.weights.outside import by_name
@@ -97,6 +98,13 @@ def test_an_environment_without_vllm_is_named_in_plain_words(tmp_path, monkeypat
         assert worker is not None
         start_vllm(config, policy, worker, 0, 64, 1, lambda line: None)
     assert worker is not None and not worker.alive and not worker.folder.exists()
+
+
+def test_the_same_tokens_after_a_kill_are_promised_by_our_own_engine_alone(tmp_path):
+    assert not repeats(configured(tmp_path))
+    assert repeats(configured(tmp_path, rollout={"engine": "native"}, speculation={"drafter": "auto"}))
+    timed = {"drafter": "auto", "mode": "rejection"}
+    assert not repeats(configured(tmp_path, rollout={"engine": "native"}, speculation=timed))
 
 
 def test_our_own_engine_needs_no_worker(tmp_path):

@@ -28,6 +28,12 @@ class Part(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
 
+def repeats(config: Config) -> bool:
+    """Whether a run that goes on draws the tokens that it drew before: not promised by vLLM, nor where timings choose who drafts and drafts choose tokens."""
+    timed = config.speculation.drafter == "auto" and config.speculation.mode == "rejection"
+    return config.rollout.engine == "native" and not timed
+
+
 def take_up(
     run: RunDir, checkpoint: Checkpoint | None, policy: Policy, learner: PolicyLearner, supply: Supply, view: View
 ) -> tuple[int, float, Mapping[str, Any]]:
@@ -43,11 +49,8 @@ def take_up(
     supply.load_state_dict(state.get("supply", {}), checkpoint.step)
     last = run.last_step if run.last_step is not None else checkpoint.step
     run.cut_back(checkpoint.step)
-    lost = (
-        f"; steps {checkpoint.step + 1} to {last} are generated again, to the same tokens"
-        if last > checkpoint.step
-        else ""
-    )
+    again = f"; steps {checkpoint.step + 1} to {last} are generated again{', to the same tokens' if repeats(run.config) else ''}"
+    lost = again if last > checkpoint.step else ""
     view.say(f"going on from step {checkpoint.step} of '{run.path}'{lost}")
     for record in run.read_metrics():
         view.step(record.step, record.metrics, past=True)
