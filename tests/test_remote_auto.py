@@ -18,6 +18,7 @@ from respec.remote import planner_for, profiled_context, refuse_comparison
 from respec.rollout.vllm.engine import VllmEngine
 from respec.rollout.vllm.process import Worker
 from respec.rollout.vllm.worker.wire import Ready, Start
+from respec.speculation.pace import PacedController
 from respec.types import Ask, Load, Prompt, Sampling, Stream, Version
 
 FAKE = Path(__file__).parent / "rollout" / "vllm" / "fake_worker.py"
@@ -39,6 +40,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 def test_auto_profiles_vllm_once_and_drafts_by_the_look_up_that_it_was_started_with(engine):
     made, said = engine(True), []
     planner = planner_for(AUTO, made, 8, 16, ["facts"], said.append)
+    assert isinstance(planner, PacedController)
     assert len(said) == 9 and all("ms a step" in line for line in said)
     again: list[str] = []
     planner_for(AUTO, made, 8, 16, ["facts"], again.append)

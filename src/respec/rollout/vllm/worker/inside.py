@@ -46,7 +46,7 @@ def expand(
     return torch.where(x == replace_from, replace_to, x).to(x.dtype).repeat_interleave(each, output_size=count)
 
 
-def repack_heads(model: torch.nn.Module) -> None:
+def repack_heads(model: Any) -> None:
     """Has the packed copy made anew that a CPU multiplies a head by. vLLM's reload does not process a head that is tied to the embeddings (it says so
     among its limits): the copy would stay that of the weights it was started with."""
     for layer in model.modules():
