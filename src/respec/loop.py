@@ -19,8 +19,18 @@ from respec.anchors import Anchors
 from respec.config import Config
 from respec.errors import ConfigError
 from respec.models.load import load_policy
-from respec.naming import Generated, criticism, data_metrics, evaluation, fallen, metrics_of, of_terms, supplied
-from respec.online import OnlineLearner, online_learner, share_of
+from respec.naming import (
+    Generated,
+    criticism,
+    data_metrics,
+    evaluation,
+    fallen,
+    metrics_of,
+    of_terms,
+    share_of,
+    supplied,
+)
+from respec.online import OnlineLearner, online_learner
 from respec.policy.adapters import choose_trained
 from respec.policy.advantages import advantages
 from respec.policy.critic_learner import CriticLearner, critic_learner

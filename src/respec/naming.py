@@ -198,3 +198,8 @@ def data_metrics(order: Order) -> dict[str, float]:
     if order.difficulty is None:
         return {}
     return {"data/passed_over": float(order.difficulty.passed_over), "data/in_band_share": order.difficulty.in_band()}
+
+
+def share_of(metrics: Mapping[str, float], step_s: float) -> dict[str, float]:
+    """The drafter's learner's share of a step of `step_s` seconds, as a metric; none where nothing was learned."""
+    return {"drafter/share": metrics["time/drafter_s"] / step_s} if "time/drafter_s" in metrics else {}

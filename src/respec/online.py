@@ -11,7 +11,6 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from respec.config import Config
 from respec.drafter.agreement import MODES, Agreement, read_agreement, write_agreement
 from respec.drafter.beside import Beside
 from respec.drafter.examples import Example
-from respec.drafter.judge import Judgement, judge
+from respec.drafter.judge import Judgement, Learned, judge
 from respec.drafter.learner import DrafterLearner, LearnerSettings
 from respec.drafter.replay import Replay
 from respec.drafter.schedule import Gate, rate
@@ -50,17 +49,6 @@ class Purpose(IntEnum):
     ROLLOUTS = 0
     REPLAY = 1
     MINIBATCHES = 2
-
-
-@dataclass(frozen=True)
-class Learned:
-    """What an update gave. `seen`: how the head stood to its first mini-batch before the first optimizer step; None where it was judged
-    before. `failure` says why there was no update, which has left no trace.
-    """
-
-    metrics: Mapping[str, float]
-    seen: Judgement | None
-    failure: str = ""
 
 
 class OnlineLearner:
@@ -305,8 +293,3 @@ def online_learner(
     if state is not None:
         learner.load_state_dict(state)
     return learner
-
-
-def share_of(metrics: Mapping[str, float], step_s: float) -> dict[str, float]:
-    """The learner's share of a step of `step_s` seconds, as a metric; none where nothing was learned."""
-    return {"drafter/share": metrics["time/drafter_s"] / step_s} if "time/drafter_s" in metrics else {}

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +40,7 @@ def worker_of(config: Config) -> Iterator[Worker | None]:
     if config.rollout.engine != "vllm":
         yield None
         return
-    worker = Worker(config.rollout.vllm.python, config.run.dir / LOG)
+    worker = Worker(config.rollout.vllm.python or sys.executable, config.run.dir / LOG)
     try:
         yield worker
     finally:

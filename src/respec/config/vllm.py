@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from pydantic import Field
 
 from respec.config.room import Room
@@ -13,7 +11,8 @@ class VllmConfig(Room):
     """[rollout.vllm]: which vLLM draws when rollout.engine is "vllm", and what it may take."""
 
     python: str = Field(
-        default=sys.executable, description="the Python of an environment that has vLLM, which need not have respec"
+        default="",
+        description="the Python of an environment that has vLLM, which need not have respec; empty: this one",
     )
     cache_gib: int = Field(default=2, ge=1, description="KV cache on a CPU, GiB")
     gpu_share: float = Field(

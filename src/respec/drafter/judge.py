@@ -45,6 +45,17 @@ class Judgement:
         return bool(np.isfinite(self.overlap_K).all())
 
 
+@dataclass(frozen=True)
+class Learned:
+    """What an update gave. `seen`: how the head stood to its first mini-batch before the first optimizer step; None where it was judged
+    before. `failure` says why there was no update, which has left no trace.
+    """
+
+    metrics: Mapping[str, float]
+    seen: Judgement | None
+    failure: str = ""
+
+
 @torch.no_grad()
 def judged(unrolled: Unrolled, modes: Sequence[Mode] = MODES) -> Judgement:
     """The judgement of one forward pass."""
