@@ -175,7 +175,7 @@ def test_the_command_ends_with_1_when_something_failed(folder, invoke, monkeypat
 
 
 def test_the_command_refuses_what_it_does_not_know(folder, invoke, monkeypatch, tmp_path):
-    for words in (("--engine", "vllm"), ("--drafter", "oracle"), ("--prompts", tmp_path / "none")):
+    for words in (("--engine", "oracle"), ("--drafter", "oracle"), ("--prompts", tmp_path / "none")):
         done = invoke("--model", folder, *words)
         assert isinstance(done.exception, ConfigError)
     monkeypatch.setattr(kernels, "available", lambda: (False, "no C compiler"))

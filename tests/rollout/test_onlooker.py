@@ -125,7 +125,7 @@ def test_looking_on_keeps_to_its_share():
 def test_no_token_changes(make_policy, monkeypatch):
     """Beside plain decoding, and beside another drafter: the rollouts of an engine that nobody looks on in."""
     # however little time decoding takes here
-    monkeypatch.setattr("respec.rollout.engine.Onlooker", partial(Onlooker, share=1e9))
+    monkeypatch.setattr("respec.rollout.session.Onlooker", partial(Onlooker, share=1e9))
     policy, sampling = make_policy("qwen3"), Sampling(max_new_tokens=32, temperature=0.15)
     rng = random.Random(3)
     prompts = [Prompt(row, "", tuple(rng.randrange(3, 48) for _ in range(20))) for row in range(3)]

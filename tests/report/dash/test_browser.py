@@ -45,8 +45,10 @@ def test_runs_are_chosen_compared_opened_and_followed(
         "document.querySelector('#filter').value = ''; document.querySelector('#filter').dispatchEvent(new Event('input'))"
     )
 
-    # two runs side by side
+    # two runs side by side; the page moves when the first is chosen
+    browser.until("document.querySelectorAll('#rows tr').length === 2")
     browser.click("input[aria-label='compare plain']")
+    browser.until("document.body.innerText.includes('One run is chosen')")
     browser.click("input[aria-label='compare auto']")
     browser.until("document.querySelector(\"[id='chart reward/mean']\").data.length === 2")
     browser.until("document.querySelector('#differing').innerText.includes('speculation.drafter')")
