@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer with our rollouts: the built-in demo model learns chains of sums, in less than a minute on two cores.
+"""TRL's GRPOTrainer with our rollouts: the built-in demo model learns chains of sums.
 
 pip install 'respec-rl[trl]'
 python examples/trl_grpo.py
