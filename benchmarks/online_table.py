@@ -44,7 +44,8 @@ def _measured(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _lengths(result: dict[str, Any]) -> None:
     rows = _measured(result)
-    shown = [rows[round(i * (len(rows) - 1) / max(1, SHOWN - 1))] for i in range(min(SHOWN, len(rows)))]
+    count = min(SHOWN, len(rows))
+    shown = [rows[round(i * (len(rows) - 1) / max(1, count - 1))] for i in range(count)]
     names = list(rows[0]["accepted_length"])
     print("Accepted length (tokens a round and sequence) on each step's rollouts, the same tokens for all heads:\n")
     print(
