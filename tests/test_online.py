@@ -21,7 +21,7 @@ from respec.drafter.examples import Example, capture
 from respec.drafter.judge import judge
 from respec.models.eagle import EagleHead, create_head, load_head, save_head
 from respec.models.load import load_policy
-from respec.online import OnlineLearner, Purpose
+from respec.online import OnlineLearner, Purpose, online_learner
 from respec.report.run_dir import RunDir
 from respec.rollout.draft.eagle import EagleDrafter
 from respec.rollout.engine import Engine
@@ -210,6 +210,36 @@ def test_what_the_controller_is_told_is_of_new_rollouts_and_of_the_head_that_has
     order = np.random.default_rng((0, 1, Purpose.MINIBATCHES)).permutation(len(examples))[: len(examples) // 2]
     wanted = judge(head[1], [examples[i] for i in order], ours.config.drafter.depths, 1.0).agreement["matching"]
     assert two.online.agreement["matching"].stood_K == pytest.approx(wanted.stood_K)
+
+
+def test_generation_has_its_processor_threads_back_when_the_update_beside_it_is_done(head, examples):
+    own = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        made = Learning(head, "drafter.async_steps=1")
+        policy = load_policy(made.config.model)
+        engine = Engine(
+            publish(policy, "auto", 0), policy.tokenizer, policy.eos_token_ids, 0, 4, drafters=[made.drafter]
+        )
+        door = Sentinel(PLAIN, engine.drafters, made.lines.append)
+        online = online_learner(made.config, policy, engine, door, made.lines.append)
+        assert online is not None
+        ask = Ask(Prompt(0, "", (5, 6, 7)), Stream.BENCH, 0, 1)
+        seen: Any = Seen(examples)
+        online.update(seen, 1)
+        assert torch.get_num_threads() == 1, "one is the update's"
+        for _ in range(2000):
+            if torch.get_num_threads() == 2:
+                break
+            engine.rollout([ask], Sampling(8))
+        assert torch.get_num_threads() == 2
+        online.update(seen, 2)
+        assert torch.get_num_threads() == 1
+        nothing: Any = Seen([])
+        online.update(nothing, 3)
+        assert torch.get_num_threads() == 2, "also where nothing was drawn meanwhile"
+    finally:
+        torch.set_num_threads(own)
 
 
 def test_a_checkpoint_changes_neither_what_drafts_next_nor_what_is_said(head, examples, tmp_path):

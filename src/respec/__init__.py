@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from respec.drafter.learner import DrafterLearner, LearnerSettings
     from respec.drafter.losses import BY_TOKEN as DRAFTER_LOSSES
-    from respec.library import Engine
     from respec.policy.losses import AGGREGATIONS, SURROGATES
-    from respec.rollout.completion import Delta
     from respec.speculation.acceptance import Acceptance
     from respec.speculation.controller import Controller
-    from respec.types import Load, Plan, Rollout, RoundRecord, Sampling
+    from respec.text_engine import Engine
+    from respec.types import Delta, Load, Plan, Rollout, RoundRecord, Sampling
 
 # OpenMP threads that spin at a barrier wait for one whose core another program has taken. Measured on two cores with one of them busy: a
 # training step took ten times as long under the default (300,000 turns), twice as long under this; on a quiet machine there was no difference.
@@ -26,7 +25,7 @@ __version__ = "0.1.0"
 
 _LIES_IN = {
     "AGGREGATIONS": "policy.losses", "Acceptance": "speculation.acceptance", "Controller": "speculation.controller", "DRAFTER_LOSSES": "drafter.losses",
-    "Delta": "rollout.completion", "DrafterLearner": "drafter.learner", "Engine": "library", "LearnerSettings": "drafter.learner", "Load": "types", "Plan": "types",
+    "Delta": "types", "DrafterLearner": "drafter.learner", "Engine": "text_engine", "LearnerSettings": "drafter.learner", "Load": "types", "Plan": "types",
     "Rollout": "types", "RoundRecord": "types", "SURROGATES": "policy.losses", "Sampling": "types",
 }  # fmt: skip
 

@@ -265,7 +265,7 @@ def _kernels_of(engine: str | None) -> Iterator[None]:
     if engine != "torch":
         yield
         return
-    with kernels.switched_off():
+    with kernels.switch.off():
         yield
 
 

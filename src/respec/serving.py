@@ -13,9 +13,9 @@ from typing import Any
 
 from respec.config import SpeculationConfig
 from respec.errors import ConfigError, RespecError
-from respec.library import Engine
 from respec.models.load import load_policy
 from respec.opening import is_run, model_config, newest
+from respec.text_engine import Engine
 from respec.weights.checkpoint import FOLDER, NAME
 
 log = logging.getLogger("respec.serve")

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 
 from respec.models import grid_attention
 from respec.models.grids import layout
-from respec.models.lean_pass import lean_pass, switched_off, takes
+from respec.models.lean_pass import lean_pass, switch, takes
 from respec.models.packed_attention import packed_pass, use_packed_attention
 
 SIZES = {
@@ -115,7 +115,7 @@ def test_products_in_bfloat16_are_as_near_as_autocasts() -> None:
         return float(off / sum(grad.square().sum() for grad in exact.values())) ** 0.5
 
     ours = error()
-    with switched_off():
+    with switch.off():
         theirs = error()
     assert 0.0 < ours < 1.5 * theirs
 

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from respec.models.kernels import available, switched_off
+from respec.models.kernels import available, switch
 from respec.models.linear import PackedLinear
 from respec.models.quantized import Int8Linear, quantized, rounded_weight
 
@@ -51,7 +51,7 @@ def test_it_stays_near_the_layer_that_it_stands_for(path):
     if path == "native" and not available()[0]:
         pytest.skip(available()[1])
     weight, bias = make(128, 192, torch.bfloat16)
-    with switched_off() if path == "fallback" else nullcontext():
+    with switch.off() if path == "fallback" else nullcontext():
         layer = quantized(weight, bias)
     assert isinstance(layer, Int8Linear if path == "native" else PackedLinear)
     x = torch.randn(16, 192).bfloat16()

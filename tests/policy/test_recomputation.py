@@ -9,7 +9,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from respec.config import LoraConfig, PolicyConfig
-from respec.models.lean_pass import switched_off, takes
+from respec.models.lean_pass import switch, takes
 from respec.policy import recomputation
 from respec.policy.adapters import choose_trained
 from respec.policy.learner import PolicyLearner
@@ -85,7 +85,7 @@ def test_the_estimate_is_of_what_is_kept(make_policy, make_samples, lean: bool, 
     policy = make_policy(torch.float32, hidden=64)
     sample = make_samples((1.0, 1.0, 1.0, 1.0))[3]
     (batch,) = pack([sample] * 40, 10_000, 1.0)
-    with contextlib.nullcontext() if lean else switched_off():
+    with contextlib.nullcontext() if lean else switch.off():
         assert takes(policy.model) == lean
         with kept() as size:
             result = token_logprobs(policy.model, batch, 64, products=products)

@@ -342,8 +342,13 @@ def test_processor_threads_may_change_between_two_rounds(make_policy, dtype):
     try:
         for threads in ((1,), (2,), (1, 3, 2)):
             rounds, running = itertools.cycle(threads), engine(policy, dtype, drafters=[SuffixDrafter(1, 0.1, 10_000)])
-            running.between_rounds.append(lambda rounds=rounds: torch.set_num_threads(next(rounds)))
-            drawn.append(running.rollout(asks(), SAMPLING, Plan("suffix", 6, 1, 6))[0])
+            told = list[int]()
+            running.between_rounds += [
+                lambda rounds=rounds: torch.set_num_threads(next(rounds)), lambda told=told: told.append(torch.get_num_threads())
+            ]  # fmt: skip
+            rollouts, stats = running.rollout(asks(), SAMPLING, Plan("suffix", 6, 1, 6))
+            drawn.append(rollouts)
+            assert len(told) == len(stats.round_R) and set(told) == set(threads)
     finally:
         torch.set_num_threads(own)
     for other in drawn[1:]:

@@ -15,10 +15,10 @@ import pytest
 import uvicorn
 
 from respec.config import ModelConfig
-from respec.library import Engine
 from respec.models.load import Policy, load_policy
 from respec.serve.app import Limits, Service
 from respec.serve.decoding import DecodingThread
+from respec.text_engine import Engine
 
 PLAIN_CHAT = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 

@@ -35,7 +35,7 @@ class Beside:
         stream = self._stream
         if stream is None:
             self._work = done = self._pool.submit(work)
-            self.share()
+            torch.set_num_threads(max(1, self._own - self._threads))
             return done
         stream.wait_stream(torch.cuda.current_stream(stream.device))
 
@@ -48,10 +48,10 @@ class Beside:
         return self._pool.submit(on_stream)
 
     def share(self) -> None:
-        """Leaves work under way its processor threads, and takes all back where it has ended: for the thread that generates, between two rounds."""
+        """Takes the processor threads back that work had which has ended: for the thread that generates, between two rounds."""
         if self._work is not None and self._work.done():
             self._work = None
-        torch.set_num_threads(self._own if self._work is None else max(1, self._own - self._threads))
+            torch.set_num_threads(self._own)
 
 
 def _take_threads(threads: int) -> None:

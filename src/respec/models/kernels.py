@@ -14,8 +14,6 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -23,34 +21,26 @@ import torch
 from jaxtyping import Float, Int64, UInt64
 from torch import Tensor
 
+from respec.models.switch import Switch
+
 SOURCES = Path(__file__).with_name("native")
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared")
 GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
-_off = False
+# off: `available` says no, and what asks takes the PyTorch path
+switch = Switch()
 
 
 def available() -> tuple[bool, str]:
     """Whether the kernels can be used here, and why not (or where the library lies)."""
-    if _off:
+    if not switch.on:
         return False, "switched off for the while"
     try:
         return True, str(_library()._name)
     except OSError as error:
         return False, str(error)
-
-
-@contextmanager
-def switched_off() -> Iterator[None]:
-    """Within it `available` says no, and what asks takes the PyTorch path."""
-    global _off
-    before, _off = _off, True
-    try:
-        yield
-    finally:
-        _off = before
 
 
 def supports(dtype: torch.dtype, device: torch.device, head_dim: int, group: int) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,21 +13,12 @@ from transformers import PreTrainedModel
 
 from respec.models.grids import Layout
 from respec.models.lean_layers import Layer, Shape, Weights, weights_of
+from respec.models.switch import Switch
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 
-_off = False
-
-
-@contextmanager
-def switched_off() -> Iterator[None]:
-    """Within it `takes` says no, and transformers' modelling code trains."""
-    global _off
-    before, _off = _off, True
-    try:
-        yield
-    finally:
-        _off = before
+# off: `takes` says no, and transformers' modelling code trains
+switch = Switch()
 
 
 def takes(model: PreTrainedModel, taps: Sequence[int] = ()) -> bool:
@@ -39,7 +29,7 @@ def takes(model: PreTrainedModel, taps: Sequence[int] = ()) -> bool:
     config: Any = model.config
     known = config.model_type in FAMILIES and getattr(config, "hidden_act", "") == "silu"
     here = model.device.type == "cpu" and model.dtype == torch.float32
-    if _off or not known or not here or any(tap >= config.num_hidden_layers for tap in taps):
+    if not switch.on or not known or not here or any(tap >= config.num_hidden_layers for tap in taps):
         return False
     return all(weights is not None for weights in _weights(model))
 

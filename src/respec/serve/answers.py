@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from respec.serve.asked import Asked
-from respec.serve.decoding import Joined, Piece
+from respec.serve.decoding import Joined
+from respec.types import Delta
 
 FINISH = {"eos": "stop", "stop": "stop", "length": "length", "done": "stop"}
 DONE = b"data: [DONE]\n\n"
@@ -42,7 +43,7 @@ class Answer:
     def done(self) -> bool:
         return all(choice.finish for choice in self.choices)
 
-    def take(self, piece: Piece) -> bytes:
+    def take(self, piece: Delta) -> bytes:
         """Adds a piece; what of it is to be sent to one who listens, often nothing."""
         index = piece.prompt * self._asked.n + piece.sample
         choice = self.choices[index]

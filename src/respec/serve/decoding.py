@@ -7,6 +7,7 @@ import contextlib
 import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -14,34 +15,22 @@ from typing import Any, Protocol
 from respec.models.load import Policy
 from respec.serve.asked import Asked
 from respec.serve.errors import ApiError, api_error
-from respec.types import Finish, Sampling
+from respec.types import Delta, Sampling
 
 log = logging.getLogger("respec.serve")
-
-
-class Piece(Protocol):
-    """What one round added to one completion: see `library.Engine.stream`."""
-
-    prompt: int
-    sample: int
-    token_T: tuple[int, ...]
-    logprob_T: tuple[float, ...]
-    text: str
-    finish: Finish | None
-    version: int
 
 
 class UnderWay(Protocol):
     """A completion that the engine is drawing."""
 
-    news: Any
+    news: deque[Delta]
 
     @property
     def prompt_tokens(self) -> int: ...
 
 
 class Drawing(Protocol):
-    """The engine, as `library.Engine` is."""
+    """The engine, as `text_engine.Engine` is."""
 
     tokenizer: Any
     max_length: int

@@ -169,3 +169,21 @@ class Rollout:
     def key(self) -> tuple[int, int, int]:
         """Canonical order: (row, draw, sample)."""
         return (self.prompt.row, self.draw, self.sample)
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one decode round added to one completion. Put end to end, deltas are the completion's tokens and its text.
+
+    `prompt` is the prompt's place in the list, `sample` counts its completions. `logprob_T` is as in `Rollout`: of the model at the sampling
+    temperature, in nats. `text` never ends within a character, so it may lag behind the tokens, or be empty. `finish` is set on the
+    last. `version` is that of the weights that drew the tokens.
+    """
+
+    prompt: int
+    sample: int
+    token_T: tuple[int, ...]
+    logprob_T: tuple[float, ...]
+    text: str
+    finish: Finish | None
+    version: int

@@ -12,9 +12,9 @@ import pytest
 
 from respec.config import ModelConfig
 from respec.errors import CheckpointError, ConfigError, TaskError
-from respec.library import Engine
 from respec.models.load import load_policy
 from respec.rollout.engine import Engine as RolloutEngine
+from respec.text_engine import Engine
 from respec.types import Ask, Prompt, Rollout, Sampling, Stream
 from respec.weights.publish import publish
 
