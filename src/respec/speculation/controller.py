@@ -82,6 +82,8 @@ class Controller:
         self._shared = False
         self._used = dict.fromkeys(self._drafters, 0)
         self._probe: Probe | None = None
+        self._trials: dict[str, int] = {}
+        self._floor = 0.0
         self._view: _View | None = None
         self._key: tuple[int, ...] = ()
         self._decisions: deque[Decision] = deque(maxlen=settings.decisions)
@@ -113,6 +115,9 @@ class Controller:
         chosen = self._choose(self._view)
         self._starts = self._drafters[chosen] != self._drafters[self._running] and self._view.start_P[chosen] > 0
         self._running, self._load, self._shared = chosen, load, False
+        self._floor = float(self._view.promise.floor_P[chosen])
+        if self._probe is not None and self._probe.trial:
+            self._floor = self.settings.trial_floor
         self._used[self._drafters[chosen]] = self._round
         return self.plans[chosen]
 
@@ -141,7 +146,7 @@ class Controller:
         plan = self.plans[self._running]
         if self.confidence is None or self._view is None or plan.drafter not in self.confidence.drafters or plan.t > 1:
             return None
-        return self.confidence.bound(plan.drafter, float(self._view.promise.floor_P[self._running]))
+        return self.confidence.bound(plan.drafter, self._floor)
 
     @property
     def probing(self) -> bool:
@@ -231,11 +236,14 @@ class Controller:
         if self._probe is None and self._view is not None and self._view.load.active == record.active:
             return self._view.promise, index
         load = Load(record.active, record.waiting, record.context, self._load.remaining_B if self._load else ())
-        return forecast(load, (PLAIN, record.plan), self.acceptance, self._cost, self.confidence), 1
+        return forecast(load, (PLAIN, record.plan), self.acceptance, self._cost, self.confidence, self._floor), 1
 
     def _choose(self, view: _View) -> int:
+        unknown = self._unknown()
+        if unknown is not None:
+            return self._try(view, unknown)
         if self._probe is not None:
-            if self._probe.left > 0 and self._may_probe(view, self._probe.plan, 1):
+            if not self._probe.trial and self._probe.left > 0 and self._may_probe(view, self._probe.plan, 1):
                 self._probe.left -= 1
                 return self._probe.plan
             self._probe = None
@@ -274,6 +282,26 @@ class Controller:
         idle = np.array([self._round - self._used[name] for name in self._drafters])
         first = hopeful(view.goodput_P, view.error_P, shut, idle, best, self.settings)
         return first if first is not None and self._may_probe(view, first, self.settings.probe) else None
+
+    def _unknown(self) -> int | None:
+        """The plan to try a drafter with whose drafts can be cut, and of which too little is known to say what that gives."""
+        if self.confidence is None:
+            return None
+        for name in self.confidence.drafters:
+            tries = self._trials.get(name, 0) < self.settings.trial and not self.guard.shuts(name)
+            if tries and self.confidence.known(name) < self.settings.tried:
+                deep = [i for i, p in enumerate(self.plans) if (p.drafter, p.t) == (name, 1) and p.s <= self.settings.trial_depth]
+                return max(deep, key=lambda i: self.plans[i].s, default=None)
+        return None
+
+    def _try(self, view: _View, plan: int) -> int:
+        """A round of an opening trial, which pays for itself: what cutting gives is seen by nothing else."""
+        name = self._drafters[plan]
+        self._trials[name] = self._trials.get(name, 0) + 1
+        if self._probe is None or self._probe.plan != plan:
+            self._probe = Probe(plan, 0, trial=True)
+            self._decide("probe", view, plan, f"trial of {name_of(self.plans[plan])}, cut: what that gives is not known")
+        return plan
 
     def _may_probe(self, view: _View, plan: int, rounds: int) -> bool:
         return not self.guard.shuts(self._drafters[plan]) and self._purses.of(view.load.active).allows(
