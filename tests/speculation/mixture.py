@@ -36,8 +36,8 @@ class Chains:
 
 
 class Mixture:
-    """Of the sequences of a round a share `copies` and another `easy` to the head; in these a drafter's leads are long, and what it drafts stands. With
-    `lookups` False no look-up ever has a draft, and with `head` False the head is a bad one."""
+    """Of the sequences of a round a share `copies` and another is `easy` to the head; in these a drafter's leads are long, and what it drafts stands. In
+    `spurious` of the rest the look-up has a draft all the same."""
 
     def __init__(self, seed: int, copies: float = 0.25, easy: float = 0.5, spurious: float = 0.6) -> None:
         self.rng = np.random.default_rng(seed)
@@ -59,9 +59,11 @@ class Mixture:
         stands = self.rng.random(lead.shape) < 1 - doubt * np.exp(-lead)
         return Chains(lead, np.cumprod(stands, axis=1).sum(axis=1))
 
-    def run(self, plan: Plan, room_B: Int[np.ndarray, "B"], context: float, cut: Cut | None) -> tuple[RoundRecord, np.ndarray]:
+    def run(
+        self, plan: Plan, room_B: Int[np.ndarray, "B"], context: float, cut: Cut | None
+    ) -> tuple[RoundRecord, np.ndarray]:
         """One round; what it was like, and how many drafted tokens each sequence keeps."""
-        made, b, none = self._drawn(np.minimum(room_B, DEEPEST)), len(room_B), np.zeros(len(room_B), int)
+        made, none = self._drawn(np.minimum(room_B, DEEPEST)), np.zeros(len(room_B), int)
         self.leads = []
         if not plan.n:
             return self._record(plan, context, none, none, none, none, 0, False), none
@@ -90,7 +92,9 @@ class Mixture:
         if cut.beside:
             self.leads.append(self._judged("suffix", made["suffix"].lead_BD, made["suffix"].stood_B, gain))
         fate = self.leads[0]
-        return self._record(plan, context, verified, fate.tested_B, fate.stood_B, verified, int(drafted.max()), True), gain
+        return self._record(
+            plan, context, verified, fate.tested_B, fate.stood_B, verified, int(drafted.max()), True
+        ), gain
 
     @staticmethod
     def _judged(drafter: str, lead_BD: np.ndarray, stood_B: np.ndarray, gain_B: np.ndarray) -> Leads:
@@ -112,7 +116,25 @@ class Mixture:
 
 def controller(candidates: Sequence[str] = ("suffix", "eagle"), cut: bool = True) -> Controller:
     """As a run makes it, looking at every round."""
-    return make_controller(COST, SpeculationConfig(drafter="auto", candidates=tuple(candidates), drafter_path="none", s=DEEPEST, cut=cut), 64).controller
+    return make_controller(
+        COST,
+        SpeculationConfig(drafter="auto", candidates=tuple(candidates), drafter_path="none", s=DEEPEST, cut=cut),
+        64,
+    ).controller
+
+
+def knowing(world: Mixture) -> Controller:
+    """One that has seen this world long, at batches large and small, whole and cut."""
+    subject, chain, look_up = controller(), Plan("eagle", DEEPEST, 1, DEEPEST), Plan("suffix", DEEPEST, 1, DEEPEST)
+    assert subject.confidence is not None
+    for batch in (64, 32, 16, 8, 4):
+        room_B = np.full(batch, LONGEST)
+        for _ in range(30):
+            world.run(chain, room_B, PROMPT, subject.confidence.bound("eagle", 0.0))
+            subject.confidence.learn(world.leads)
+            for plan in (chain, look_up):
+                subject.acceptance.observe(world.run(plan, room_B, PROMPT, None)[0])
+    return subject
 
 
 @dataclass(frozen=True)

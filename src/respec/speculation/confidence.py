@@ -62,8 +62,8 @@ class Bound:
 
 class Confidence:
     """Of each of `drafters`, those that say how sure they are of a token, and of the look-ups asked `beside` them: tested and accepted tokens by lead
-    and depth, faded over `memory` sequences; and the leads of the latest `chains`. A promise is made anew after half as many chains as it was made from, where a round counts as `renew` at least:
-    a drafter that was tried for a few rounds of many, and left, is judged by all of them."""
+    and depth, faded over `memory` sequences; and the leads of the latest `chains`. A promise is made anew after half as many chains as it was made from,
+    where a round counts as `renew` at least: a drafter that was tried in a few rounds of many sequences, and left, is judged by all of them."""
 
     def __init__(
         self,

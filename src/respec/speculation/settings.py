@@ -15,8 +15,7 @@ class Settings:
     `hope`: standard errors added to a promise before it is called hopeless. `dwell`: a plan is kept at least so long, unless plain
     decoding is predicted faster. `refresh`: predictions are made anew after so many rounds under
     one load. Probes last `probe` rounds and take at most `probe_share` of all seconds (`burn_in_share` in the first `burn_in` rounds); a
-    drafter idle for `reprobe` rounds is probed however little it promises. A drafter whose drafts can be cut, and of which fewer than `tried` chains are
-    known, is tried at once, for `trial` rounds in all at most, cut to depth `trial_depth` and at `trial_floor`. `spread`: relative standard deviation that the models'
+    drafter idle for `reprobe` rounds is probed however little it promises. `spread`: relative standard deviation that the models'
     predictions are trusted to, `common` the share of its square that all plans have in common; `memory`: how long what corrects them is remembered; `noise`: that of one round's seconds, to begin
     with. `swap_keep`: weight that acceptance seen before a swap keeps after it.
     """
@@ -31,10 +30,6 @@ class Settings:
     burn_in: int = 0
     burn_in_share: float = 0.3
     reprobe: int = 200
-    tried: int = 192
-    trial: int = 6
-    trial_depth: int = 4
-    trial_floor: float = 0.6
     spread: float = 0.1
     common: float = 0.3
     memory: float = 20000.0
