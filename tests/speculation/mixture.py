@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -114,13 +114,10 @@ class Mixture:
         )  # fmt: skip
 
 
-def controller(candidates: Sequence[str] = ("suffix", "eagle"), cut: bool = True) -> Controller:
+def controller() -> Controller:
     """As a run makes it, looking at every round."""
-    return make_controller(
-        COST,
-        SpeculationConfig(drafter="auto", candidates=tuple(candidates), drafter_path="none", s=DEEPEST, cut=cut),
-        64,
-    ).controller
+    config = SpeculationConfig(drafter="auto", candidates=("suffix", "eagle"), drafter_path=Path("none"), s=DEEPEST)
+    return make_controller(COST, config, 64).controller
 
 
 def knowing(world: Mixture) -> Controller:
