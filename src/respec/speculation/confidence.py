@@ -23,8 +23,10 @@ EDGES = np.array([0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 DEPTHS = 3
 # Floors to choose from. Without one everything is verified, and with the last only what is all but certain.
 FLOORS = np.array([0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
-# A bin begins with what all bins below this lead have in common, for so many tokens.
+# A bin begins with what is common to all leads, for so many tokens.
 STRENGTH = 8.0
+# exp(-lead) of a bin, by which doubt falls.
+DOUBT = np.exp(-(np.append(0.0, EDGES) + np.append(EDGES, 10.0)) / 2)
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ class Bound:
 
 class Confidence:
     """Of each of `drafters`, those that say how sure they are of a token, and of the look-ups asked `beside` them: tested and accepted tokens by lead
-    and depth, faded over `memory` sequences; and the leads of the latest `chains`. `renew` rounds pass before promises are made anew."""
+    and depth, faded over `memory` sequences; and the leads of the latest `chains`. A promise is made anew after half as many chains as it was made from,
+    where a round counts as `renew` at least: a drafter that was tried in a few rounds of many sequences, and left, is judged by all of them."""
 
     def __init__(
         self,
@@ -69,7 +72,7 @@ class Confidence:
         beside: Sequence[str] = (),
         memory: float = 4000.0,
         chains: int = 192,
-        renew: int = 12,
+        renew: int = 8,
     ) -> None:
         self.drafters, self.beside = tuple(drafters), tuple(beside)[:1]
         self._depth, self._memory, self._most, self._renew = depth, memory, chains, renew
@@ -88,7 +91,7 @@ class Confidence:
             both[:, i, : found.lead_BD.shape[1]] = found.lead_BD[:, : self._depth]
         before = self._leads.get(name, np.zeros((0, 2, self._depth)))
         self._leads[name] = np.concatenate([before, both])[-self._most :]
-        self._age[name] = self._age.get(name, self._renew) + 1
+        self._age[name] = self._age.get(name, 0) + max(rows, self._renew)
 
     def _count(self, leads: Leads) -> None:
         lead_BD = leads.lead_BD[:, : self._depth]
@@ -107,10 +110,11 @@ class Confidence:
     def chances(self, drafter: str) -> Float[np.ndarray, "K D"]:
         """P(accepted | lead, depth, those before it are), never falling with the lead."""
         tested, stood = self._counts.get(drafter, np.zeros((2, len(EDGES) + 1, DEPTHS)))
-        # of all leads up to here: a surer one is at least as good; depths share what they do not know
-        many, hits = np.cumsum(tested.sum(axis=1)), np.cumsum(stood.sum(axis=1))
-        below = ((hits + STRENGTH / 2) / (many + STRENGTH))[:, None]
-        shallow = (stood.sum(axis=1, keepdims=True) + STRENGTH * below) / (tested.sum(axis=1, keepdims=True) + STRENGTH)
+        many, hits = tested.sum(axis=1), stood.sum(axis=1)
+        # a lead of m is lost where two models disagree by m on the odds of two tokens: seldom, as exp(-m); depths share what they do not know
+        doubt = ((many - hits).sum() + STRENGTH / 2) / (many @ DOUBT + STRENGTH)
+        start = np.maximum(1 - doubt * DOUBT, 0.0)
+        shallow = ((hits + STRENGTH * start) / (many + STRENGTH))[:, None]
         return np.maximum.accumulate((stood + STRENGTH * shallow) / (tested + STRENGTH), axis=0)
 
     def promise(self, drafter: str) -> Promise | None:
@@ -118,10 +122,16 @@ class Confidence:
         leads = self._leads.get(drafter)
         if leads is None or len(leads) < self._most // 6:
             return None
-        if self._age[drafter] >= self._renew or drafter not in self._promised:
+        made = self._promised.get(drafter)
+        if made is None or self._age[drafter] >= made.chains / 2:
             beside = self.chances(self.beside[0]) if self.beside else np.zeros((len(EDGES) + 1, DEPTHS))
-            self._promised[drafter], self._age[drafter] = promise(self.chances(drafter), beside, leads), 0
-        return self._promised[drafter]
+            made = self._promised[drafter] = promise(self.chances(drafter), beside, leads)
+            self._age[drafter] = 0
+        return made
+
+    def known(self, drafter: str) -> int:
+        """How many of its chains of late are known, up to those remembered."""
+        return len(self._leads.get(drafter, ()))
 
     def discount(self, keep: float, drafter: str | None = None) -> None:
         """Weights have been swapped: what was seen before counts `keep` as much, for one drafter or for all."""
@@ -138,7 +148,7 @@ class Confidence:
         """Takes over what another of the same depth had learned."""
         self._counts = {name: np.array(x, float) for name, x in data["counts"].items()}
         self._leads = {name: np.array(x, float).reshape(-1, 2, self._depth) for name, x in data["leads"].items()}
-        self._promised, self._age = {}, dict.fromkeys(self._leads, self._renew)
+        self._promised, self._age = {}, {}
 
 
 def promise(

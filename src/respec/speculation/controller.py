@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 
 from respec.errors import ConfigError
 from respec.speculation.acceptance import Acceptance, asked, fairly
@@ -21,19 +20,10 @@ from respec.speculation.machine import MachineSpeed
 from respec.speculation.probing import Budget, Probe, Purses, why
 from respec.speculation.residual import Residual
 from respec.speculation.settings import Settings
-from respec.speculation.solver import Candidate, Forecast, bucket, forecast, ranked
+from respec.speculation.solver import Candidate, Forecast, bucket, forecast
+from respec.speculation.trial import FLOOR, Trials
+from respec.speculation.view import View
 from respec.types import PLAIN, Load, Plan, RoundRecord, Version
-
-
-@dataclass(frozen=True)
-class _View:
-    """What the controller believed when it last looked: goodput and error of every plan, seconds to start its drafter, under one load."""
-
-    load: Load
-    goodput_P: Float[np.ndarray, "P"]
-    error_P: Float[np.ndarray, "P"]
-    start_P: Float[np.ndarray, "P"]
-    promise: Forecast = field(repr=False)
 
 
 class Controller:
@@ -77,12 +67,12 @@ class Controller:
         self._current = self._running = 0
         # rounds since the plan outside of probing changed, and since a probe ended; whether this round starts a drafter
         self._held, self._rested = settings.dwell, 0
-        self._starts = False
+        self._starts = self._shared = False
         self._load: Load | None = None
-        self._shared = False
         self._used = dict.fromkeys(self._drafters, 0)
         self._probe: Probe | None = None
-        self._view: _View | None = None
+        self._trials, self._floor = Trials(), 0.0
+        self._view: View | None = None
         self._key: tuple[int, ...] = ()
         self._decisions: deque[Decision] = deque(maxlen=settings.decisions)
 
@@ -113,6 +103,8 @@ class Controller:
         chosen = self._choose(self._view)
         self._starts = self._drafters[chosen] != self._drafters[self._running] and self._view.start_P[chosen] > 0
         self._running, self._load, self._shared = chosen, load, False
+        trial = self._probe is not None and self._probe.trial
+        self._floor = FLOOR if trial else float(self._view.promise.floor_P[chosen])
         self._used[self._drafters[chosen]] = self._round
         return self.plans[chosen]
 
@@ -141,7 +133,7 @@ class Controller:
         plan = self.plans[self._running]
         if self.confidence is None or self._view is None or plan.drafter not in self.confidence.drafters or plan.t > 1:
             return None
-        return self.confidence.bound(plan.drafter, float(self._view.promise.floor_P[self._running]))
+        return self.confidence.bound(plan.drafter, self._floor)
 
     @property
     def probing(self) -> bool:
@@ -192,7 +184,7 @@ class Controller:
             "plans": [asdict(plan) for plan in self.plans], "cost": self._cost.to_dict(), "acceptance": self.acceptance.to_dict(),
             "residual": numbers, "machine": self._machine.state(), "guard": self.guard.state(), "used": self._used,
             "rounds": [self._round, self._seen], "purses": self._purses.state(), "total": asdict(self._total),
-            "confidence": self.confidence.to_dict() if self.confidence is not None else None,
+            "confidence": self.confidence.to_dict() if self.confidence is not None else None, "trials": asdict(self._trials),
         }, arrays  # fmt: skip
 
     def restore(self, state: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bool:
@@ -202,6 +194,7 @@ class Controller:
         self.acceptance = Acceptance.from_dict(state["acceptance"])
         if self.confidence is not None and state.get("confidence"):
             self.confidence.restore(state["confidence"])
+        self._trials = Trials(**state.get("trials", {}))
         self._used, (self._round, self._seen) = state["used"], state["rounds"]
         self._purses, self._total = Purses.restored(state["purses"]), Budget(**state["total"])
         if state["cost"] == self._cost.to_dict():
@@ -212,18 +205,16 @@ class Controller:
 
     def predict(self, load: Load) -> tuple[Candidate, ...]:
         """Every plan's goodput under this load, as the controller sees it now, best first. Costs of switching from the current plan included."""
-        view = self._look(load)
-        tokens, seconds = view.promise.tokens_P, view.promise.tokens_P / view.goodput_P
-        return ranked(self.plans, view.goodput_P, view.error_P, tokens, seconds, self.settings.margin)
+        return self._look(load).ranked(self.plans, self.settings.margin)
 
-    def _look(self, load: Load) -> _View:
+    def _look(self, load: Load) -> View:
         promise = forecast(load, self.plans, self.acceptance, self._cost, self.confidence)
         factor, error = self._residual.at(load.active)
         here = self._drafters[self._current]
         start = self._machine.factor * self._cost.starts(load.active, load.context, self._drafters)
         switch = start * np.array([name != here for name in self._drafters])
         seconds = promise.seconds_P * self._machine.factor / factor + switch / self.settings.dwell
-        return _View(load, promise.tokens_P / seconds, np.hypot(promise.error_P, error), start, promise)
+        return View(load, promise.tokens_P / seconds, np.hypot(promise.error_P, error), start, promise)
 
     def _promised(self, record: RoundRecord, index: int) -> tuple[Forecast, int]:
         """What the models alone promise for this round, and the plan's place in it. The last look serves where it was at this load; after
@@ -231,9 +222,11 @@ class Controller:
         if self._probe is None and self._view is not None and self._view.load.active == record.active:
             return self._view.promise, index
         load = Load(record.active, record.waiting, record.context, self._load.remaining_B if self._load else ())
-        return forecast(load, (PLAIN, record.plan), self.acceptance, self._cost, self.confidence), 1
+        return forecast(load, (PLAIN, record.plan), self.acceptance, self._cost, self.confidence, self._floor), 1
 
-    def _choose(self, view: _View) -> int:
+    def _choose(self, view: View) -> int:
+        if (unknown := self._trials.wanted(self.plans, self.confidence, self.guard.shuts)) is not None:
+            return self._try(view, unknown)
         if self._probe is not None:
             if self._probe.left > 0 and self._may_probe(view, self._probe.plan, 1):
                 self._probe.left -= 1
@@ -259,14 +252,14 @@ class Controller:
             self._decide("return", view, best, f"the probe is over: back to {name_of(self.plans[best])}")
         return best
 
-    def _best(self, view: _View) -> tuple[int, Kind, str]:
+    def _best(self, view: View) -> tuple[int, Kind, str]:
         """The plan to run, outside of probing."""
         barred = np.array([self.guard.bars(name) for name in self._drafters])
         if self._current and barred[self._current]:
             return 0, "guard", self.guard.reason(self._drafters[self._current], name_of(self.plans[self._current]))
         return choose(self.plans, view.goodput_P, barred, self._current, self._held, self.settings)
 
-    def _hopeful(self, view: _View, best: int) -> int | None:
+    def _hopeful(self, view: View, best: int) -> int | None:
         """The plan most worth a probe, if one is and the budget has room."""
         if min(self._held, self._rested) < self.settings.probe:
             return None
@@ -275,7 +268,15 @@ class Controller:
         first = hopeful(view.goodput_P, view.error_P, shut, idle, best, self.settings)
         return first if first is not None and self._may_probe(view, first, self.settings.probe) else None
 
-    def _may_probe(self, view: _View, plan: int, rounds: int) -> bool:
+    def _try(self, view: View, plan: int) -> int:
+        """A round of an opening trial, whatever the budget: it is short."""
+        self._trials.begin(self._drafters[plan])
+        if self._probe is None or not self._probe.trial:
+            self._probe = Probe(plan, 0, trial=True)
+            self._decide("probe", view, plan, f"trial of {name_of(self.plans[plan])}: what cutting gives is not known")
+        return plan
+
+    def _may_probe(self, view: View, plan: int, rounds: int) -> bool:
         return not self.guard.shuts(self._drafters[plan]) and self._purses.of(view.load.active).allows(
             rounds * float(view.promise.tokens_P[plan] / view.goodput_P[plan]) + float(view.start_P[plan])
         )
@@ -287,10 +288,9 @@ class Controller:
             budget.elapsed_s += seconds
             budget.spent_s += seconds if self._probe is not None else 0.0
 
-    def _decide(self, kind: Kind, view: _View, chosen: int, reason: str) -> None:
+    def _decide(self, kind: Kind, view: View, chosen: int, reason: str) -> None:
         plan, load = self.plans[chosen], view.load
-        tokens, seconds = view.promise.tokens_P, view.promise.tokens_P / view.goodput_P
-        best = ranked(self.plans, view.goodput_P, view.error_P, tokens, seconds, self.settings.margin)[:3]
+        best = view.ranked(self.plans, self.settings.margin)[:3]
         accept = self.acceptance.accept(plan.drafter, plan.t)[: plan.s] if plan.n else ()
         self._decisions.append(
             Decision(

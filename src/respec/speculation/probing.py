@@ -44,10 +44,11 @@ class Purses:
 
 @dataclass
 class Probe:
-    """A probe under way."""
+    """A probe under way; a trial is one of a drafter about which nothing is known."""
 
     plan: int
     left: int
+    trial: bool = False
 
 
 def why(plan: Plan, rounds: int, rate: float, error: float, idle: int) -> str:

@@ -49,10 +49,15 @@ class Forecast:
 
 
 def forecast(
-    load: Load, plans: Sequence[Plan], acceptance: Acceptance, cost: CostModel, confidence: Confidence | None = None
+    load: Load,
+    plans: Sequence[Plan],
+    acceptance: Acceptance,
+    cost: CostModel,
+    confidence: Confidence | None = None,
+    floor: float | None = None,
 ) -> Forecast:
     """Tokens and seconds of one round of each plan. Tokens include the bonus token and stop at each sequence's remaining budget. Chains of
-    drafters that `confidence` knows are cut where that makes most tokens a second."""
+    drafters that `confidence` knows are cut at `floor`, or, where none is given, where that makes most tokens a second."""
     room = room_by_depth(load, acceptance.depth)
     outlooks = {key: acceptance.outlook(*key, room) for key in {(plan.drafter, plan.t) for plan in plans if plan.n}}
     tokens, error, spread, nodes = (
@@ -68,7 +73,7 @@ def forecast(
         spread / tokens / np.sqrt(max(load.active, 1)),
         np.zeros(len(plans)),
     )
-    return whole if confidence is None else _cut(whole, load, plans, confidence, room, cost)
+    return whole if confidence is None else _cut(whole, load, plans, confidence, room, cost, floor)
 
 
 def _cut(
@@ -78,8 +83,9 @@ def _cut(
     confidence: Confidence,
     room_D: Float[np.ndarray, "D"],
     cost: CostModel,
+    floor: float | None,
 ) -> Forecast:
-    """The forecast with chains cut, each plan's at its own best floor."""
+    """The forecast with chains cut, each plan's at its own best floor, or all at one."""
     found = {name: confidence.promise(name) for name in {plan.drafter for plan in plans if plan.n and plan.t == 1}}
     for name, promise in found.items():
         if promise is None:
@@ -94,7 +100,8 @@ def _cut(
         rows = load.active * (1 + rows_FP.ravel())
         seconds_FP = cost.seconds(load.active, rows, load.context, [name] * len(rows), steps_FP.ravel())
         seconds_FP = seconds_FP.reshape(rows_FP.shape)
-        best = np.argmax((1 + more_FP) / seconds_FP, axis=0), np.arange(len(index))
+        allowed = np.isin(FLOORS, floor)[:, None] if floor is not None else True
+        best = np.argmax(np.where(allowed, (1 + more_FP) / seconds_FP, 0.0), axis=0), np.arange(len(index))
         tokens = 1 + more_FP[best]
         spread = np.sqrt(np.maximum(square_FP[best] - more_FP[best] ** 2, 0.0)) / tokens
         whole.tokens_P[index], whole.seconds_P[index] = load.active * tokens, seconds_FP[best]
