@@ -14,7 +14,7 @@ from respec.config.reading import parse_config
 from respec.config.speculation import SpeculationConfig
 from respec.errors import ConfigError
 from respec.models.load import load_policy
-from respec.remote import planner_for, profiled_context, refuse_comparison
+from respec.remote import planner_for, profiled_context, refuse_unsteered
 from respec.rollout.vllm.engine import VllmEngine
 from respec.rollout.vllm.process import Worker
 from respec.rollout.vllm.worker.wire import Ready, Start
@@ -61,8 +61,8 @@ def test_a_vllm_that_cannot_be_steered_is_refused_with_what_to_set(engine):
         "rollout": {"engine": "vllm"},
     }
     with pytest.raises(ConfigError, match=r"run\.compare_plain_every.*got 2"):
-        refuse_comparison(parse_config(tree), engine(False))
-    refuse_comparison(parse_config(tree), engine(True))
+        refuse_unsteered(parse_config(tree), engine(False))
+    refuse_unsteered(parse_config(tree), engine(True))
 
 
 def test_a_profile_of_sequences_that_never_decode_together_is_an_error_that_says_what_to_raise(engine, monkeypatch):

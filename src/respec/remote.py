@@ -78,25 +78,27 @@ def start_vllm(
 
 
 def drafter_of(asked: SpeculationConfig) -> str:
-    """The one drafter that vLLM is started with; it cannot be given another. `auto` takes a head or a draft model where its candidates name one, else
-    the n-gram look-up: these can be turned on and off, which vLLM's suffix look-up cannot."""
+    """The one drafter that vLLM is started with; it cannot be given another. `auto` takes the first of these that its candidates name: suffix decoding
+    needs a package that not every vLLM has."""
     if asked.drafter != "auto":
         return asked.drafter
-    return next((name for name in ("eagle", "model") if name in asked.candidates), "ngram")
+    return next((name for name in ("eagle", "model", "ngram", "suffix") if name in asked.candidates), "ngram")
 
 
 def speculation_of(asked: SpeculationConfig, batch: int) -> dict[str, Any] | None:
-    """vLLM's `speculative_config` for ours. A table of depths by batch size is told anew before each step; suffix decoding asserts that there is none.
-    Drafts of a head or a draft model are its likeliest tokens: vLLM's other way draws them without a seed."""
-    name, depth = drafter_of(asked), {"num_speculative_tokens": asked.s}
-    table = {"num_speculative_tokens_per_batch_size": [(1, batch, asked.s)]}
+    """vLLM's `speculative_config` for ours, with a table of depths by batch size, which is told anew before each step. Drafts of a head or a draft
+    model are its likeliest tokens: vLLM's other way draws them without a seed."""
+    depth = {
+        "num_speculative_tokens": asked.s,
+        "num_speculative_tokens_per_batch_size": [(1, batch, asked.s)],
+    }
     return {
         "off": None,
-        "ngram": depth | table | {"method": "ngram", "prompt_lookup_min": asked.min_match, "prompt_lookup_max": max(4, asked.min_match)},
+        "ngram": depth | {"method": "ngram", "prompt_lookup_min": asked.min_match, "prompt_lookup_max": max(4, asked.min_match)},
         "suffix": depth | {"method": "suffix", "suffix_decoding_min_token_prob": asked.min_confidence},
-        "model": depth | table | {"method": "draft_model", "model": asked.draft_model},
-        "eagle": depth | table | {"method": "eagle3", "model": str(asked.drafter_path)},
-    }[name]  # fmt: skip
+        "model": depth | {"method": "draft_model", "model": asked.draft_model},
+        "eagle": depth | {"method": "eagle3", "model": str(asked.drafter_path)},
+    }[drafter_of(asked)]  # fmt: skip
 
 
 def planner_for(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from respec.certify.honesty import LAW, MEASURED, allowed_mean, honest_logprobs
+from respec.certify.honesty import LAW, MEASURED, allowed_mean, honest_logprobs, sampling_margin
 from respec.certify.reference import Judged
 from respec.types import PLAIN, Sampling
 
@@ -44,10 +44,38 @@ def test_no_more_is_allowed_than_the_law_or_transformers_own_rounding(policy, re
     step = -(-40 * 4 * 12 // MEASURED)
     few = drawn[::step]
     apart = np.abs(reference.rounded(torch.bfloat16).judge(few, 1.0).logprob_N - reference.judge(few, 1.0).logprob_N)
-    assert allowed_mean(reference, drawn, 1.0, torch.bfloat16) == pytest.approx(max(apart.mean(), 0.02))
+    margin = sampling_margin(apart, np.array([len(rollout.token_T) for rollout in few]), len(drawn))
+    assert allowed_mean(reference, drawn, 1.0, torch.bfloat16) == pytest.approx(max(apart.mean() + margin, 0.02))
     assert 0 < apart.mean() < 0.2
     # the model itself stays as it was
     assert policy.model.dtype == torch.float32
+
+
+def differences(rng: np.random.Generator, completions: int, size: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """Those of an engine in 32 tokens each, heavy-tailed and alike within a completion, as bfloat16's are; and the lengths."""
+    level = size * 0.037 * rng.lognormal(-0.08, 0.4, (completions, 1))
+    return np.abs(level * rng.standard_t(4, (completions, 32))).ravel(), np.full(completions, 32)
+
+
+def test_an_engine_that_rounds_as_transformers_do_passes_and_one_that_is_worse_by_a_half_does_not():
+    """64 completions of 32 tokens, 32 of them measured: 2000 tries under a level of one in 700 see 6 failures in the mean, more than 15 once in 1000
+    (Poisson); without the margin every second fails. The worse engine is 4 to 5 margins' standard errors above what is allowed."""
+    rng, fails, bare, seen = np.random.default_rng(0), 0, 0, 0
+    for _ in range(2000):
+        measured, lengths = differences(rng, 32)
+        allowed = measured.mean() + sampling_margin(measured, lengths, 64)
+        like, worse = differences(rng, 64)[0].mean(), differences(rng, 64, 1.5)[0].mean()
+        fails, bare, seen = fails + (like > allowed), bare + (like > measured.mean()), seen + (worse > allowed)
+    assert fails <= 15 and 800 < bare < 1200 and seen > 1600
+
+
+def test_the_margin_counts_completions_not_tokens():
+    apart, lengths = differences(np.random.default_rng(1), 32)
+    alike = np.repeat(apart.reshape(32, 32).mean(1), 32)
+    # tokens of a completion that say the same say it once
+    assert sampling_margin(alike, lengths, 64) == pytest.approx(sampling_margin(apart, lengths, 64))
+    assert sampling_margin(np.full(64, 0.03), np.full(2, 32), 64) == pytest.approx(0.0)
+    assert sampling_margin(apart[:32], lengths[:1], 64) == 0.0
 
 
 def test_a_few_wrong_drafted_tokens_do_not_drown_among_the_others():

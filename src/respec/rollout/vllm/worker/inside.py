@@ -104,3 +104,8 @@ class Extension:
     def respec_held(self) -> tuple[int, int]:
         """The versions in use, the policy's and the drafter's; -1 and 0 for those it was started with."""
         return self.respec_version, self.respec_drafter
+
+    def respec_depth(self, depth: int) -> None:
+        """Has the drafter take this for the depth that it was made for."""
+        worker: Any = self
+        worker.model_runner.drafter.num_speculative_tokens = depth

@@ -48,6 +48,8 @@ class Vllm:
         self._batch = 0
         self._first, self._count = -1, 0
         self._drafts: Any = None
+        # its suffix decoding holds that the depth is the one that it was made for
+        self._asserts = False
 
     def start(self, asked: Start) -> Ready:
         os.environ |= _environment(asked)
@@ -87,6 +89,7 @@ class Vllm:
             settings["gpu_memory_utilization"] = asked.gpu_share
         self._engine = LLMEngine.from_engine_args(EngineArgs(**settings), stat_loggers=[Listen])
         self._batch, self._first = asked.batch, asked.version
+        self._asserts = asked.speculation is not None and asked.speculation["method"] == "suffix"
         versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
         versions["vllm"] = __import__("vllm").__version__
         steers = asked.speculation is not None and self._table() is not None
@@ -176,7 +179,10 @@ class Vllm:
     def _steer(self, depth: int) -> None:
         scheduler = self._table()
         if scheduler is not None:
-            scheduler.dynamic_sd_lookup = [min(depth, scheduler.num_spec_tokens)] * (self._batch + 1)
+            depth = min(depth, scheduler.num_spec_tokens)
+            scheduler.dynamic_sd_lookup = [depth] * (self._batch + 1)
+            if self._asserts:
+                self._engine.collective_rpc("respec_depth", args=(depth,))
 
     def _of_drafts(self) -> tuple[list[int], list[int]]:
         """By depth, how many sequences had a draft in the last step, and how many had it accepted."""
