@@ -73,7 +73,9 @@ def test_newer_weights_are_pushed_and_stamp_what_is_drawn_after_them(engine, ask
 def test_weights_that_vllm_does_not_hold_are_noticed_at_the_push_and_at_the_draw(engine, asks):
     with pytest.raises(VllmError, match="the policy's weights of version 1 and says it holds those of 0"):
         engine("keeps old weights").push({"w": torch.ones(2)}, 1)
-    with pytest.raises(VllmError, match=r"versions \(1, 0\) \(policy, drafter\); asked for were 6 of versions \(0, 0\)"):
+    with pytest.raises(
+        VllmError, match=r"versions \(1, 0\) \(policy, drafter\); asked for were 6 of versions \(0, 0\)"
+    ):
         engine("stamps another version").rollout(asks, Sampling(3))
 
 
