@@ -58,9 +58,11 @@ def start_vllm(
     dtype, name = decode_dtype(config.model.dtype, policy.model.device), drafter_of(asked)
     # the one that vLLM begins with, since the folder is the same
     head = EagleDrafter(first_head(asked, policy), dtype, keeps=True) if name == "eagle" else None
+    # where a whole draft does not fit vLLM lets these draft nothing, for any sequence of the batch
+    room = asked.s if name in ("eagle", "model") else 0
     save_model(policy, folder)
     start = Start(
-        model=str(folder), version=version, dtype=str(dtype).removeprefix("torch."), context=min(longest, policy.context_length),
+        model=str(folder), version=version, dtype=str(dtype).removeprefix("torch."), context=min(longest + room, policy.context_length),
         batch=drawn.max_batch, seed=config.run.seed % 2**32, threads=threads, cache_gib=drawn.vllm.cache_gib, gpu_share=drawn.vllm.gpu_share,
         compiled=drawn.vllm.compile, sleeps=drawn.vllm.sleep, speculation=speculation_of(asked, drawn.max_batch), mend=drawn.vllm.mend,
     )  # fmt: skip

@@ -44,10 +44,11 @@ def test_a_planner_is_asked_before_every_step_and_told_of_those_without_prompts(
         predicted = 5.0
 
         def __init__(self) -> None:
-            self.loads, self.seen = [], []
+            self.loads, self.seen, self.drawn = [], [], []
 
         def plan(self, load):
             self.loads.append(load.active)
+            self.drawn += set(load.drawn_B)
             return PLAN if len(self.loads) == 1 else PLAIN
 
         def observe(self, record):
@@ -56,6 +57,8 @@ def test_a_planner_is_asked_before_every_step_and_told_of_those_without_prompts(
     heard, shown = Heard(), []
     engine().rollout(asks, Sampling(7), heard, shown.append)
     assert heard.loads == [6, 6, 6, 6] and heard.seen == [PLAN, PLAIN, PLAIN] and len(shown) == 4
+    # prompts of three tokens; the fake says that contexts are of nine
+    assert heard.drawn == [0, 6, 6, 6]
 
 
 def test_a_draft_that_goes_on_past_the_end_is_cut_where_plain_decoding_stops(engine, asks):

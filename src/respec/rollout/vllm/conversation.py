@@ -44,6 +44,7 @@ class Conversation:
         self.prefill_s = 0.0
         # the plan of the drafts that the step under way verifies, and of those that it makes
         self._verified, self._drafting = PLAIN, PLAIN
+        self._prompt = float(np.mean([len(request.ask.prompt.token_ids) for request in requests]))
         self._predicted = 0.0
 
     def first(self) -> int:
@@ -70,8 +71,10 @@ class Conversation:
     def _plan(self, left: int, context: float) -> int:
         """Asks the planner about the load as far as it is known: that so many completions are not finished."""
         engine, limit = self._engine, self._sampling.max_new_tokens
-        active = min(left, engine.max_batch)
-        load = Load(active, left - active, context, (limit,) * active, Version(engine.version))
+        active, drawn = min(left, engine.max_batch), max(0, round(context - self._prompt))
+        load = Load(
+            active, left - active, context, (limit,) * active, Version(engine.version), drawn_B=(drawn,) * active
+        )
         self._drafting, self._predicted = self._planner.plan(load), self._planner.predicted
         if self._drafting.n and self._drafting.drafter != engine.drafter:
             raise ConfigError(

@@ -91,7 +91,7 @@ def unlike(model: Any, weights: Mapping[str, torch.Tensor]) -> Iterator[str]:
 def _holds(parameter: torch.Tensor, held: torch.Tensor) -> bool:
     """Whether these are its first rows, after which there may be padding; True where it is a part of them."""
     part = len(parameter) < len(held) or parameter.shape[1:] != held.shape[1:]
-    return part or torch.equal(parameter[: len(held)].cpu(), held)
+    return part or torch.equal(parameter[: len(held)].to("cpu", held.dtype), held)
 
 
 def _answers(module: Any, held: torch.Tensor) -> bool:
