@@ -169,3 +169,14 @@ def test_a_head_that_is_pushed_drafts_as_in_a_vllm_that_was_started_with_it(tmp_
     with drawing(tmp_path / "three", moved, version=1, drafter="eagle", drafter_path=heads("trained")) as engine:
         started, as_good = engine.rollout(asks, later, plan)
         assert same(after, started) and as_good.accepted == drafts.accepted
+
+
+ARCTIC = list(PYTHON.parents[1].glob("lib/python3*/site-packages/arctic_inference"))
+
+
+@pytest.mark.skipif(not ARCTIC, reason="vLLM's suffix decoding needs arctic-inference, which its environment has not")
+def test_suffix_decoding_is_told_how_deep_to_draft(tmp_path, policy, asks):
+    with drawing(tmp_path, policy, drafter="suffix") as engine:
+        plain, _ = engine.rollout(asks, GREEDY)
+        turned, stats = engine.rollout(asks, GREEDY, Alternating("suffix"))
+        assert same(plain, turned) and stats.accepted
