@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from transformers import PreTrainedTokenizerBase
 
 from respec.errors import StaleError, TaskError
-from respec.models.decoder import Decoder
+from respec.models.decoder import Decoder, Spent
 from respec.rollout.draft.protocol import CachingDrafter, Drafter, PolicyDrafter
-from respec.rollout.kv_cache import KVCache, allocated, slots_within
+from respec.rollout.kv_cache import KVCache, allocated, bytes_of, slots_within
 from respec.rollout.lenient import Lenience
 from respec.rollout.planner import Planner, planner_of
 from respec.rollout.randomness import sequence_key
@@ -20,6 +20,8 @@ from respec.rollout.stats import stats_of
 from respec.types import PLAIN, Ask, Mode, Partner, Plan, Rollout, RolloutStats, RoundRecord, Sampling
 
 OnRound = Callable[[RoundRecord], None]
+# Bytes: a smaller one is not worth taking its memory anew in each step.
+LARGE_CACHE = 2**26
 
 
 class Engine:
@@ -83,6 +85,13 @@ class Engine:
         for name, drafter in renewed.items():
             drafter.renew(given[name])
         self._setup.decoder = decoder
+
+    def rest(self) -> None:
+        """Lets the snapshot go, for whoever makes room for an update and will then swap, and the KV cache where it is large. What was drawn, and the drafters'
+        histories, stay. Decoding before the swap raises StaleError."""
+        self._setup.decoder = Spent(self.decoder.shape, self.version)
+        if self._cache is not None and self._cache.slots * bytes_of(self._cache.shape, self._cache.capacity) >= LARGE_CACHE:
+            self._cache = None
 
     def rollout(
         self,

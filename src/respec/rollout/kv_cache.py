@@ -26,7 +26,7 @@ class KVCache:
 
     def __init__(self, shape: DecodeShape, slots: int, capacity: int) -> None:
         tiles = -(-capacity // TILE)
-        self.slots, self.capacity = slots, tiles * TILE
+        self.shape, self.slots, self.capacity = shape, slots, tiles * TILE
         make = {"dtype": shape.dtype, "device": shape.device}
         # zeros, not empty: PyTorch's attention multiplies masked entries by nought, and a NaN would survive that
         self.keys = [
