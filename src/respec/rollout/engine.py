@@ -132,12 +132,25 @@ class Engine:
         return rollouts, stats_of(done, target, records, time.perf_counter() - began)
 
     def open(self, slots: int, capacity: int, sampling: Sampling, plan: Plan | Planner = PLAIN) -> Session:
-        """A session without end, for requests that come one by one: `slots` at once, each of up to `capacity` tokens, prompt included.
+        """A session without end, for requests that come one by one: `slots` at once, or as many as the budget has room for, each of up to `capacity`
+        tokens, prompt included. The others wait.
 
         Raises CacheError when the cache cannot be had.
         """
-        room = capacity + (self._setup.max_nodes if self.drafters else 0)
-        return Session(self._setup, allocated(self.decoder.shape, slots, room), sampling, planner_of(plan))
+        cache = allocated(self.decoder.shape, self.places(slots, capacity), capacity + self._nodes)
+        return Session(self._setup, cache, sampling, planner_of(plan))
+
+    def places(self, wanted: int, capacity: int) -> int:
+        """How many sequences of that many tokens the budget has room for, `wanted` at the utmost, the caches of drafters counted. Raises CacheError where
+        there is none for one."""
+        drafters = [drafter for drafter in self.drafters.values() if isinstance(drafter, CachingDrafter)]
+        shapes = [self.decoder.shape, *(drafter.kv_shape for drafter in drafters)]
+        return slots_within(self._kv_budget, shapes, wanted, capacity + self._nodes)
+
+    @property
+    def _nodes(self) -> int:
+        """Tokens of a slot for drafts: one that branches lies behind the sequence node by node, however shallow it is."""
+        return self._setup.max_nodes if self.drafters else 0
 
     def _requests(self, asks: Sequence[Ask]) -> list[Request]:
         for ask in asks:
@@ -155,10 +168,8 @@ class Engine:
     def _cache_for(self, requests: Sequence[Request], sampling: Sampling) -> KVCache:
         """The cache of the last rollout if it is large enough, else a new one."""
         capacity = max(request.length + request.under(sampling).max_new_tokens for request in requests)
-        # a branching draft lies behind the sequence node by node, however shallow it is
-        capacity += self._setup.max_nodes if self.drafters else 0
-        shapes = [self.decoder.shape, *(d.kv_shape for d in self.drafters.values() if isinstance(d, CachingDrafter))]
-        slots = slots_within(self._kv_budget, shapes, min(self._setup.max_batch, len(requests)), capacity)
+        slots = self.places(min(self._setup.max_batch, len(requests)), capacity)
+        capacity += self._nodes
         if self._cache is None or self._cache.slots < slots or self._cache.capacity < capacity:
             self._cache = None  # the old one's memory goes before the new one's comes
             self._cache = allocated(self.decoder.shape, slots, capacity)

@@ -134,7 +134,7 @@ def slots_within(budget: int | None, shapes: Sequence[DecodeShape], wanted: int,
     if one > budget:
         raise CacheError(
             f"rollout.kv_cache_mb is {budget / 2**20:g}, but the keys and values of a single sequence of {capacity} tokens take "
-            f"{one / 2**20:.1f} MiB; raise it, or lower rollout.max_new_tokens or the prompts' length"
+            f"{one / 2**20:.1f} MiB; raise it, or lower rollout.max_new_tokens or the prompts' length (where requests are served, max_length)"
         )
     return min(wanted, budget // one)
 
