@@ -117,7 +117,7 @@ def test_they_lie_in_one_piece_of_memory_that_goes_with_the_last(model) -> None:
 
 def test_outside_autograd_is_told_as_ever(model) -> None:
     hidden_NE, _ = packed_pass(model, torch.arange(9), torch.arange(9), torch.tensor([0, 9]))
-    weights = [p for p in model.parameters()]
+    weights = list(model.parameters())
     with added_in_place():  # of the forward pass it is asked, not of the backward pass
         found = torch.autograd.grad(hidden_NE.sin().sum(), weights)
     assert len(found) == len(weights) and all(p.grad is None for p in weights)

@@ -121,7 +121,12 @@ class Logits(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and leaf.ndim == 2 and leaf.shape[0] == self._rows and leaf.shape[1] != 16:
+            if (
+                isinstance(leaf, torch.Tensor)
+                and leaf.ndim == 2
+                and leaf.shape[0] == self._rows
+                and leaf.shape[1] != 16
+            ):
                 self.columns = max(self.columns, leaf.shape[1])
         return result
 

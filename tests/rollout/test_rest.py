@@ -28,7 +28,12 @@ def drawn(engine: Engine, draw: int) -> tuple[Rollout, ...]:
 
 def made(policy) -> Engine:
     return Engine(
-        publish(policy, "float32", 0), policy.tokenizer, policy.eos_token_ids, 1, 4, drafters=[SuffixDrafter(1, 0.1, 999)]
+        publish(policy, "float32", 0),
+        policy.tokenizer,
+        policy.eos_token_ids,
+        1,
+        4,
+        drafters=[SuffixDrafter(1, 0.1, 999)],
     )
 
 

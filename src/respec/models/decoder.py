@@ -97,7 +97,7 @@ class Decoder(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass
 class Spent:
     """What is left of a snapshot whose weights have been let go, until the next one comes."""
 

@@ -90,7 +90,10 @@ class Engine:
         """Lets the snapshot go, for whoever makes room for an update and will then swap, and the KV cache where it is large. What was drawn, and the drafters'
         histories, stay. Decoding before the swap raises StaleError."""
         self._setup.decoder = Spent(self.decoder.shape, self.version)
-        if self._cache is not None and self._cache.slots * bytes_of(self._cache.shape, self._cache.capacity) >= LARGE_CACHE:
+        if (
+            self._cache is not None
+            and self._cache.slots * bytes_of(self._cache.shape, self._cache.capacity) >= LARGE_CACHE
+        ):
             self._cache = None
 
     def rollout(
