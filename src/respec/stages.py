@@ -206,9 +206,9 @@ def estimate_idle(
     replayed(acceptance, wanted, replays, REPLAY_SHARE * stats.wall_s)
 
 
-def rest(engine: Engine | VllmEngine) -> None:
-    """Whatever of the engine's memory can be had back while the policy is trained."""
-    if isinstance(engine, VllmEngine):
+def rest(engine: Engine | VllmEngine, renewed: bool) -> None:
+    """Whatever of the engine's memory can be had back while the policy is trained. `renewed`: it is given newer weights before it decodes again."""
+    if isinstance(engine, VllmEngine) or renewed:
         engine.rest()
 
 
