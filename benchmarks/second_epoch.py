@@ -21,7 +21,13 @@ from respec.config import Config, load_config
 from respec.loop import train
 from respec.report.live import PlainView
 
-KEPT = ("rollout/speedup", "rollout/accepted_length", "rollout/tokens_identical", "policy/entropy", "rollout/tokens_per_s")
+KEPT = (
+    "rollout/speedup",
+    "rollout/accepted_length",
+    "rollout/tokens_identical",
+    "policy/entropy",
+    "rollout/tokens_per_s",
+)
 
 
 def main() -> None:
@@ -40,7 +46,7 @@ def main() -> None:
         refuse_dirty()
     runs = list[dict[str, Any]]()
     for places in given.places:
-        config = load_config(given.config, settings(given, places))
+        config = load_config(given.config, tuple(settings(given, places)))
         train(config, PlainView(f"{places} places", config.run.steps), lambda: False)
         runs.append({"places": places, "epochs": epochs(config, given.steps)})
         print(json.dumps(runs[-1], indent=1), flush=True)
