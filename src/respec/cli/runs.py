@@ -76,7 +76,7 @@ def warmup(
 
 @app.command()
 def eval(
-    config: ConfigPath,
+    config: Annotated[Path, typer.Argument(help="A TOML file, or a run folder.", show_default=False)],
     set: Sets = [],
     model: Annotated[
         str | None, typer.Option(help="A model folder or a run folder, instead of the configuration's.")
