@@ -111,6 +111,8 @@ def test_help_does_not_wait_for_torch() -> None:
             "auto, off, ngram, suffix, self_quant, eagle, model, got 'oracle'",
         ),
         (("generate", "builtin:demo", "--prompt", "1 + 1\\n", "--max-new-tokens", "9999"), "leaves room for 0"),
+        (("generate", "builtin:demo", "--prompt", "1", "--top-p", "0"), "top_p must be above 0"),
+        (("generate", "builtin:demo", "--prompt", "1", "--stop", ""), "a stop string must not be empty"),
         (("report", "absent"), "'absent' is not a run folder"),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
