@@ -114,6 +114,8 @@ def test_help_does_not_wait_for_torch() -> None:
         (("generate", "builtin:demo", "--prompt", "1", "--top-p", "0"), "top_p must be above 0"),
         (("generate", "builtin:demo", "--prompt", "1", "--stop", ""), "a stop string must not be empty"),
         (("report", "absent"), "'absent' is not a run folder"),
+        (("serve", "builtin:demo", "--drafter", "oracle"), "(got 'oracle')"),
+        (("serve", "builtin:demo", "--chat-template", "absent"), "'absent' cannot be read"),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from respec.config import ModelConfig, SpeculationConfig
+from respec.config import ModelConfig, SpeculationConfig, parse_section
 from respec.errors import CheckpointError, ConfigError
 from respec.types import Sampling
 from respec.weights.checkpoint import FOLDER, latest_checkpoint
@@ -31,10 +31,8 @@ def check(sampling: Sampling, n: int, seed: int) -> None:
 
 def speculation_of(asked: str | SpeculationConfig) -> SpeculationConfig:
     """Raises ConfigError for a drafter that there is not, or that needs more than its name, and for modes that are not exact."""
-    try:
-        config = asked if isinstance(asked, SpeculationConfig) else SpeculationConfig.model_validate({"drafter": asked})
-    except ValueError as error:
-        raise ConfigError(f"speculation '{asked}' cannot be had: {error}") from None
+    given = asked if isinstance(asked, SpeculationConfig) else {"drafter": asked}
+    config = parse_section(SpeculationConfig, given, "speculation")
     if config.mode != "matching":
         raise ConfigError(
             f"speculation.mode must be 'matching', whose tokens are those of plain decoding; got '{config.mode}'"
@@ -44,10 +42,7 @@ def speculation_of(asked: str | SpeculationConfig) -> SpeculationConfig:
 
 def model_config(path: str, dtype: str, device: str) -> ModelConfig:
     """Raises ConfigError for a dtype or a device that there is not."""
-    try:
-        return ModelConfig.model_validate({"path": path, "dtype": dtype, "device": device})
-    except ValueError as error:
-        raise ConfigError(f"the model cannot be loaded so: {error}") from None
+    return parse_section(ModelConfig, {"path": path, "dtype": dtype, "device": device}, "model")
 
 
 def is_run(model: str) -> bool:
