@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from respec.config import ModelConfig, SpeculationConfig, parse_section
@@ -50,11 +51,12 @@ def is_run(model: str) -> bool:
     return (Path(model) / "config.toml").is_file()
 
 
-def newest(model: str) -> tuple[str, int]:
-    """What is to be loaded, and its version: a run folder's newest whole checkpoint and its step, or the model itself and 0."""
+def newest(model: str, say: Callable[[str], None] = lambda _: None) -> tuple[str, int]:
+    """What is to be loaded, and its version: a run folder's newest whole checkpoint and its step, or the model itself and 0. `say` hears of
+    damaged ones. Raises CheckpointError for a run without a whole one."""
     if not is_run(model):
         return model, 0
-    checkpoint = latest_checkpoint(Path(model), lambda _: None)
+    checkpoint = latest_checkpoint(Path(model), say)
     if checkpoint is None:
         raise CheckpointError(
             f"the run '{model}' has no checkpoint yet in '{FOLDER}'; wait for its first (checkpoint.every_steps), or take the model it begins with"
