@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
+from respec import adaptive
 from respec.adaptive import MEASURED, make_controller, plans_for
 from respec.config import SpeculationConfig
 from respec.drafter.agreement import ACCEPTANCE_FILE, Agreement, write_agreement
@@ -21,6 +25,9 @@ COST = fit(
         for name in ("suffix", "eagle")
     ]
 )
+# A profile, and one in which every other round had to wait for another program.
+GOOD = [CostSample(b, b * (1 + s), 64.0, verify_s=1e-3 + 1e-5 * b * (1 + s)) for b in (1, 4, 8) for s in (0, 1, 3, 7)]
+SPOILT = [replace(sample, verify_s=sample.verify_s * (10 if place % 2 else 1)) for place, sample in enumerate(GOOD)]
 
 
 def test_plans_go_as_deep_as_the_configuration_and_only_look_up_drafters_branch():
@@ -49,6 +56,31 @@ def test_drafts_are_cut_where_a_head_says_how_sure_it_is_and_tokens_may_depend_o
     assert alone is not None and alone.beside == ()
     for change in ({"mode": "rejection"}, {"cut": False}, {"candidates": ("suffix",)}):
         assert make_controller(COST, SpeculationConfig.model_validate(asked | change), 8).controller.confidence is None
+
+
+@pytest.mark.parametrize("again", [GOOD, SPOILT])
+def test_a_profile_of_a_busy_machine_is_measured_once_more(
+    monkeypatch: pytest.MonkeyPatch, again: list[CostSample]
+) -> None:
+    asked, said = list[bool](), list[str]()
+
+    def samples(*arguments: Any, fresh: bool = False) -> list[CostSample]:
+        asked.append(fresh)
+        return again if fresh else SPOILT
+
+    monkeypatch.setattr(adaptive, "samples", samples)
+    nothing: Any = None
+    adaptive.make_planner(SpeculationConfig(), nothing, nothing, (), 8, 64, said.append)
+    assert asked == [False, True] and "measured once more" in said[0]
+    assert said[1] == f"profile: {fit(again).trust}"
+
+
+def test_a_profile_of_a_quiet_machine_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adaptive, "samples", lambda *arguments: GOOD)
+    nothing: Any = None
+    said = list[str]()
+    adaptive.make_planner(SpeculationConfig(), nothing, nothing, (), 8, 64, said.append)
+    assert said == [f"profile: {fit(GOOD).trust}"]
 
 
 def test_what_was_measured_of_a_head_is_believed_instead(tmp_path: Path):

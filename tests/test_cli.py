@@ -25,6 +25,7 @@ DEMO = str(ROOT / "examples" / "demo.toml")
 COMMANDS = (
     "train", "warmup", "eval", "generate", "bench rollout", "bench speculation", "bench step",
     "report", "explain", "profile", "doctor", "fetch smollm2", "entropy", "dash", "metrics",
+    "serve", "certify", "export", "drafter train",
 )  # fmt: skip
 # The demo, so small that a step takes about a second.
 SMALL = {
@@ -76,6 +77,14 @@ def test_every_help_shows_an_example(call: Call, command: str) -> None:
     assert code == 0
     example = re.search(r"Example: (respec .*?)\n\n", out, re.DOTALL)
     assert example and shlex.split(example[1])[1 : 1 + len(command.split())] == command.split()
+    assert example[1].count("respec") == 1  # a second example stands on a line of its own
+
+
+def test_commands_are_listed_as_they_come_to_be_needed(call: Call) -> None:
+    _, out, _ = call("--help")
+    listed = re.findall(r"^  (\w+)  +[A-Z]", out.partition("Commands:")[2], re.MULTILINE)
+    assert listed[:6] == ["train", "warmup", "eval", "generate", "report", "dash"]
+    assert {command.split()[0] for command in COMMANDS} <= {*listed}
 
 
 def test_the_help_lists_every_command(call: Call) -> None:
@@ -102,7 +111,11 @@ def test_help_does_not_wait_for_torch() -> None:
             "auto, off, ngram, suffix, self_quant, eagle, model, got 'oracle'",
         ),
         (("generate", "builtin:demo", "--prompt", "1 + 1\\n", "--max-new-tokens", "9999"), "leaves room for 0"),
+        (("generate", "builtin:demo", "--prompt", "1", "--top-p", "0"), "top_p must be above 0"),
+        (("generate", "builtin:demo", "--prompt", "1", "--stop", ""), "a stop string must not be empty"),
         (("report", "absent"), "'absent' is not a run folder"),
+        (("serve", "builtin:demo", "--drafter", "oracle"), "(got 'oracle')"),
+        (("serve", "builtin:demo", "--chat-template", "absent"), "'absent' cannot be read"),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
 )

@@ -147,8 +147,10 @@ def test_what_cannot_be_drawn_is_said_and_leaves_nothing(engine, prompt, samplin
 
 
 def test_what_cannot_be_opened_is_said(policy, tmp_path):
-    with pytest.raises(ConfigError, match="cannot be had"):
+    with pytest.raises(ConfigError, match=r"^speculation.drafter: Input should be .* \(got 'oracle'\)$"):
         Engine(policy, speculation="oracle")
+    with pytest.raises(ConfigError, match=r"^model.dtype: Input should be .* \(got 'fp8'\)$"):
+        Engine("builtin:demo", dtype="fp8", speculation="off")
     with pytest.raises(TaskError, match="need a chat template"):
         Engine(policy, speculation="off").generate([[{"role": "user", "content": "1"}]])
     (tmp_path / "config.toml").touch()

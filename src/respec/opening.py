@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from respec.config import ModelConfig, SpeculationConfig
+from respec.config import ModelConfig, SpeculationConfig, parse_section
 from respec.errors import CheckpointError, ConfigError
 from respec.types import Sampling
 from respec.weights.checkpoint import FOLDER, latest_checkpoint
@@ -31,10 +32,8 @@ def check(sampling: Sampling, n: int, seed: int) -> None:
 
 def speculation_of(asked: str | SpeculationConfig) -> SpeculationConfig:
     """Raises ConfigError for a drafter that there is not, or that needs more than its name, and for modes that are not exact."""
-    try:
-        config = asked if isinstance(asked, SpeculationConfig) else SpeculationConfig.model_validate({"drafter": asked})
-    except ValueError as error:
-        raise ConfigError(f"speculation '{asked}' cannot be had: {error}") from None
+    given = asked if isinstance(asked, SpeculationConfig) else {"drafter": asked}
+    config = parse_section(SpeculationConfig, given, "speculation")
     if config.mode != "matching":
         raise ConfigError(
             f"speculation.mode must be 'matching', whose tokens are those of plain decoding; got '{config.mode}'"
@@ -44,10 +43,7 @@ def speculation_of(asked: str | SpeculationConfig) -> SpeculationConfig:
 
 def model_config(path: str, dtype: str, device: str) -> ModelConfig:
     """Raises ConfigError for a dtype or a device that there is not."""
-    try:
-        return ModelConfig.model_validate({"path": path, "dtype": dtype, "device": device})
-    except ValueError as error:
-        raise ConfigError(f"the model cannot be loaded so: {error}") from None
+    return parse_section(ModelConfig, {"path": path, "dtype": dtype, "device": device}, "model")
 
 
 def is_run(model: str) -> bool:
@@ -55,11 +51,12 @@ def is_run(model: str) -> bool:
     return (Path(model) / "config.toml").is_file()
 
 
-def newest(model: str) -> tuple[str, int]:
-    """What is to be loaded, and its version: a run folder's newest whole checkpoint and its step, or the model itself and 0."""
+def newest(model: str, say: Callable[[str], None] = lambda _: None) -> tuple[str, int]:
+    """What is to be loaded, and its version: a run folder's newest whole checkpoint and its step, or the model itself and 0. `say` hears of
+    damaged ones. Raises CheckpointError for a run without a whole one."""
     if not is_run(model):
         return model, 0
-    checkpoint = latest_checkpoint(Path(model), lambda _: None)
+    checkpoint = latest_checkpoint(Path(model), say)
     if checkpoint is None:
         raise CheckpointError(
             f"the run '{model}' has no checkpoint yet in '{FOLDER}'; wait for its first (checkpoint.every_steps), or take the model it begins with"

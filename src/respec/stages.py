@@ -218,14 +218,22 @@ def learn_histories(engine: Engine | VllmEngine, rollouts: Sequence[Rollout]) ->
 
 
 def to_know(config: Config, task: Task) -> list[str]:
-    """Lines for the user: where there are fewer held-out rows than were asked for, and where rollouts are not the policy's own."""
+    """Lines for the user: where there are fewer held-out rows than were asked for, where groups cannot differ, and where rollouts are not the
+    policy's own."""
     held, asked = len(task.held_out), sum(part.eval_size for part in config.task.mixture or (config.task,))
-    short = [f"held out are {held} rows, not {asked}: there are no more to spare"] if held < asked else []
+    short = f"held out are {held} rows, not {asked}: there are no more to spare"
     lossy = (
         f"speculation.mode is lossy (lenience {config.speculation.lenience}): completions that follow an old answer are not drawn as the policy "
         "would; their tokens' losses are weighted for it, approximately"
     )
-    return [*task.notes, *short, *((lossy,) if config.speculation.mode == "lossy" else ())]
+    greedy = "rollout.temperature is 0, so the completions of a prompt are all the same, and its group teaches nothing; set it above 0"
+    alike = config.rollout.temperature == 0 and config.rollout.group_size > 1 and config.task.kind != "env"
+    said = {
+        short: held < asked,
+        greedy: alike and "temperature" not in config.task.sampling_columns,
+        lossy: config.speculation.mode == "lossy",
+    }
+    return [*task.notes, *(line for line, holds in said.items() if holds)]
 
 
 def answerless(task: Task, scored: Sequence[ScoredRollout]) -> list[str]:

@@ -13,6 +13,7 @@ from respec.config import Config, ModelConfig, SpeculationConfig, TaskConfig
 from respec.drafting import make_drafters
 from respec.errors import ConfigError
 from respec.models.load import load_policy
+from respec.opening import newest
 from respec.policy.warmup import warm_up
 from respec.report.live import View
 from respec.report.provenance import usable_cores
@@ -22,7 +23,6 @@ from respec.tasks.mixed_reward import reward_of
 from respec.tasks.render import Renderer, Row
 from respec.tasks.task import load_task
 from respec.types import Ask, EvalResult, Rollout, RolloutStats, Sampling, Stream
-from respec.weights.checkpoint import latest_checkpoint
 from respec.weights.export import save_model
 from respec.weights.publish import publish
 
@@ -134,9 +134,8 @@ def export_merged(model: str, folder: Path, dtype: str) -> None:
 
 
 def model_of(path: str) -> str:
-    """A run folder's last checkpoint, or the path itself: what commands that take either load."""
-    if (Path(path) / "config.toml").exists() and (Path(path) / "checkpoints").is_dir():
-        checkpoint = latest_checkpoint(Path(path))
-        if checkpoint is not None:
-            return str(checkpoint.path)
-    return path
+    """A run folder's last checkpoint, or the path itself: what commands that take either load.
+
+    Raises CheckpointError for a run that has none yet.
+    """
+    return newest(path, print)[0]

@@ -80,6 +80,8 @@ def test_what_is_not_json_not_there_or_not_allowed_is_told_in_the_apis_form(serv
     }
     for answer, status in answers.items():
         assert answer.status_code == status and set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    with pytest.raises(openai.NotFoundError, match=r"/v1/responses.*here are .*/v1/chat/completions"):
+        served.client().responses.create(model="demo", input="1")
 
 
 def test_too_much_is_refused_and_may_come_again_later(serve):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -49,8 +50,19 @@ def test_rows_are_seeds_apart_and_the_same_again(tokenizer):
     assert task.worked(10) == task.worked(10)
 
 
+def test_the_environment_of_the_page_can_be_played(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
+    (tmp_path / "guess.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    monkeypatch.chdir(tmp_path)
+    task = load(tokenizer, env="guess:Guess", params={})
+    assert len(task.train) == 12 and len(task.held_out) == 6
+    assert [answer.reward for answer in play(task, task.train[0], ["?"])] == [-0.1]
+    firsts = [play(task, task.train[0], [str(digit)], sample=digit)[0] for digit in range(10)]
+    assert sorted((first.solved, first.done) for first in firsts)[-2:] == [(False, False), (True, True)]
+
+
 def test_too_few_problems_are_refused_unless_their_text_hides_them(tokenizer):
-    with pytest.raises(TaskError, match=r"task.eval_size asks for 6 .* none after \d"):
+    with pytest.raises(TaskError, match=r"task.eval_size asks for 6 .* none after \d.*`hidden = True`"):
         load(tokenizer, params={"size": 2, "rules": False})
     assert len(load(tokenizer, env="bandit", params={}, train_size=100).train) == 100
 

@@ -165,6 +165,8 @@ def test_what_save_to_disk_wrote(tokenizer: Any, here: Path):
     datasets.DatasetDict({"rows": datasets.Dataset.from_list(sums(9))}).save_to_disk(str(here / "dict"))
     assert len(load(tokenizer, kind="hf", dataset="saved", eval_size=3).train) == 6
     assert len(load(tokenizer, kind="hf", dataset="dict", split="rows", eval_size=3).train) == 6
+    with pytest.raises(TaskError, match=r"'dict' has no split 'train' \(.*\); it has rows"):
+        load(tokenizer, kind="hf", dataset="dict", eval_size=3)
 
 
 def test_what_is_not_there_is_said_at_once(here: Path, monkeypatch: pytest.MonkeyPatch):
@@ -220,3 +222,13 @@ def test_sampling_columns_become_the_rows_own_settings(tokenizer: Any, here: Pat
     )
     own = {prompt.text: prompt.sampling for prompt in task.train}
     assert own["0 + 1"] == {"temperature": 0.5, "max_new_tokens": 7} and own["1 + 1"] == {"max_new_tokens": 7}
+
+
+def test_held_out_rows_of_their_own_file_need_no_sampling_columns(tokenizer: Any, here: Path):
+    write(here / "train.parquet", [{**row, "temperature": 0.5} for row in sums(8)])
+    held = [{"prompt": f"{i} + 7", "answer": f"{i + 7}"} for i in range(3)]
+    write(here / "test.parquet", held)
+    paths = {"path": "train.parquet", "eval_path": "test.parquet"}
+    task = load(tokenizer, kind="parquet", sampling_columns=["temperature"], **paths)
+    assert {prompt.sampling["temperature"] for prompt in task.train} == {0.5}
+    assert len(task.held_out) == 3 and not any(prompt.sampling for prompt in task.held_out)

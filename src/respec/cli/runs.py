@@ -76,7 +76,7 @@ def warmup(
 
 @app.command()
 def eval(
-    config: ConfigPath,
+    config: Annotated[Path, typer.Argument(help="A TOML file, or a run folder.", show_default=False)],
     set: Sets = [],
     model: Annotated[
         str | None, typer.Option(help="A model folder or a run folder, instead of the configuration's.")
@@ -128,6 +128,7 @@ def generate(
     Example: respec generate builtin:demo --prompt "3 + 4 - 2 + 9\\n" --samples 4
     """
     from respec.config import SpeculationConfig
+    from respec.opening import check
     from respec.standalone import generate_alone, model_of
     from respec.types import Sampling
 
@@ -147,6 +148,7 @@ def generate(
     sampling = Sampling(
         max_new_tokens, temperature, top_k, top_p, 0.0, tuple(text.replace("\\n", "\n") for text in stop)
     )
+    check(sampling, samples, seed)
     texts = [text.replace("\\n", "\n") for text in prompt]
     rollouts, stats = generate_alone(
         model_of(model), texts, sampling, speculation, samples, seed, chat=chat, system_prompt=system

@@ -49,15 +49,15 @@ def serve(
 
     Example: respec serve runs/demo --port 8000
     """
-    from respec.config import SpeculationConfig
+    from respec.config import SpeculationConfig, parse_section
     from respec.serving import serve as run
 
+    asked = {"drafter": drafter, "drafter_path": drafter_path, "draft_model": draft_model}
+    speculation = parse_section(SpeculationConfig, asked, "speculation")
     try:
-        asked = {"drafter": drafter, "drafter_path": drafter_path, "draft_model": draft_model}
-        speculation = SpeculationConfig.model_validate(asked)
         template = chat_template.read_text() if chat_template is not None else None
     except (ValueError, OSError) as error:
-        raise ConfigError(f"respec serve cannot begin: {error}") from None
+        raise ConfigError(f"--chat-template: '{chat_template}' cannot be read: {error}; give a text file") from None
     no_bars()
     logging.basicConfig(level=logging.WARNING, format="respec: %(message)s")
     logging.getLogger("respec.serve").setLevel(logging.INFO)

@@ -174,6 +174,7 @@ def bench_speculation(
     """Acceptance by depth and tokens/s of each way to draft, against plain decoding of the same completions, on held-out prompts.
 
     Example: respec bench speculation examples/demo.toml --variant suffix:8 --variant suffix:6:3:16 --batch 1 --batch 8
+
     Example: respec bench speculation examples/demo.toml --variant auto --variant suffix:8 --variant suffix:8@8 --rollout 64
     """
     from respec.config import load_config

@@ -226,6 +226,10 @@ def load_head(folder: Path, dtype: torch.dtype = torch.float32) -> EagleHead:
 
     Raises ModelError for what is not there, is no EAGLE-3 head, lacks tensors, holds numbers that are not finite, or maps draft tokens wrongly.
     """
+    if not folder.is_dir():
+        raise ModelError(
+            f"there is no folder '{folder}' with a drafter; `respec drafter train CONFIG --to {folder}` makes one"
+        )
     try:
         config = json.loads((folder / CONFIG).read_text())
         tensors = load_file(folder / WEIGHTS)

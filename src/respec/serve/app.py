@@ -23,6 +23,7 @@ from respec.serve.errors import ApiError, api_error, busy
 
 VERSION_HEADER = "x-respec-version"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+ENDPOINTS = ("GET /v1/models", "POST /v1/chat/completions", "POST /v1/completions", "GET /health")
 
 
 @dataclass(frozen=True)
@@ -213,4 +214,5 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 async def _answer_http(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    return ApiError(status, f"{request.method} {request.url.path}: {error}").response()
+    there = f"; here are {', '.join(ENDPOINTS)}" if status in (404, 405) else ""
+    return ApiError(status, f"{request.method} {request.url.path}: {error}{there}").response()

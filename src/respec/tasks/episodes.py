@@ -157,7 +157,8 @@ def load_episodes(config: TaskConfig, renderer: Renderer, tokenizer: PreTrainedT
             if fruitless > PATIENCE:
                 raise TaskError(
                     f"{key} asks for {count} problems of environment '{config.env}' that no other row has, and {PATIENCE} seeds in a row gave "
-                    f"none after {len(found)}; lower {key}, or widen task.params"
+                    f"none after {len(found)}; lower {key}, widen task.params, or give the class `hidden = True` where its first text tells no "
+                    "problems apart"
                 )
         return found
 

@@ -87,7 +87,13 @@ def _open(datasets: Any, config: TaskConfig, folder: Path | None, subset: str, s
     at = folder / subset if subset and (folder / subset).is_dir() else folder
     if any((at / name).is_file() for name in _SAVED):
         saved = datasets.load_from_disk(str(at))
-        return saved if isinstance(saved, datasets.Dataset) else saved[split]
+        if isinstance(saved, datasets.Dataset):
+            return saved
+        if split not in saved:
+            raise TaskError(
+                f"the data set '{at}' has no split '{split}' (task.split, task.eval_split); it has {', '.join(saved)}"
+            )
+        return saved[split]
     if not subset:
         return datasets.load_dataset(str(folder), split=split, streaming=True)
     known = datasets.get_dataset_config_names(str(folder))

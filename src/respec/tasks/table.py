@@ -16,11 +16,13 @@ def read_split(config: TaskConfig, renderer: Renderer) -> Split:
     """Reads, renders and splits the rows of kinds `jsonl`, `parquet` and `hf`. Raises TaskError for data that cannot be used."""
     needs_answer = any(reward.fn in BUILT_IN for reward in config.reward)
 
-    def rendered(table: Table) -> list[Rendered]:
+    def rendered(table: Table, config: TaskConfig) -> list[Rendered]:
         return [renderer.render(row) for row in rows_of(table, config, needs_answer)]
 
     main, apart = _tables(config)
-    return split(rendered(main), rendered(apart) if apart is not None else None, config)
+    # held-out rows are drawn by the settings of [eval], so what is held out needs no columns of its own for them
+    held = config.model_copy(update={"sampling_columns": ()})
+    return split(rendered(main, config), rendered(apart, held) if apart is not None else None, config)
 
 
 def _tables(config: TaskConfig) -> tuple[Table, Table | None]:

@@ -91,6 +91,18 @@ def test_runs_are_chosen_compared_opened_and_followed(
     } == {f"127.0.0.1:{served.port}"}
 
 
+def test_what_is_side_by_side_is_in_reach_below_many_runs(
+    make_run: Run, serve: Serve, browser: Any, tmp_path: Path
+) -> None:
+    for number in range(60):
+        make_run(f"run-{number}", 1, 1)
+    served = serve(tmp_path / "runs")
+    browser.open(served.url + "/#run=run-0&run=run-59")
+    browser.until("document.querySelector(\"[id='chart reward/mean']\").data.length === 2")
+    assert browser.js("document.querySelectorAll('#rows tr').length") == 60
+    assert browser.js("document.querySelector('#comparison').getBoundingClientRect().top < 1.2 * innerHeight")
+
+
 def test_it_can_be_read_on_a_phone(make_run: Run, serve: Serve, browser: Any, tmp_path: Path) -> None:
     for name in ("a", "a-run-with-quite-a-long-name-of-many-words-and-more"):
         make_run(name, sets={"speculation": {"drafter": "off"}} if name == "a" else None)

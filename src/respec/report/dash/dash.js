@@ -44,7 +44,7 @@ function rowNode(row) {
   link.href = "/run/" + row.key.split("/").map(encodeURIComponent).join("/");
   if (chosen.has(row.key)) { const swatch = make("span", "swatch"); swatch.style.background = tintOf(row.key); name.append(swatch); }
   name.append(link);
-  if (row.detail) name.append(make("span", "detail", row.detail));
+  if (row.detail) { const detail = make("span", "detail", row.detail); detail.title = row.detail; name.append(detail); } // whole on its own page
   state.append(make("span", "chip state-" + row.state, row.state));
   if (row.alarms) state.append(make("span", "chip alarm", row.alarms === 1 ? "1 alarm" : `${row.alarms} alarms`));
   const held = has(row.accuracy) ? (row.accuracy_first === row.accuracy ? "" : `${(100 * row.accuracy_first).toFixed(1)} → `) + percent(row.accuracy) : "–";
