@@ -22,7 +22,7 @@ def main(path: str) -> None:
     runs, at = result["runs"], result["provenance"]
     made_at = dict.fromkeys(made["commit"] for run in runs for made in (run, run["killed"]))
     commits = ", ".join(f"`{name[:10]}`" for name in made_at)
-    print("# PPO, LoRA, distillation, two agents: one run of each\n")
+    print(f"# {', '.join(run['kind'] for run in runs)}: one run of each\n")
     print(
         f"One seed each, one thread of {at['processor']}; commits {commits}; `{path}`. Written by `benchmarks/five_runs.py`, which has the settings: the "
         "examples as they ship, but for what stands below the table. Accuracy is of held-out items, at temperature 1, before the first step of RL and after "
