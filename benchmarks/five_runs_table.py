@@ -20,10 +20,11 @@ PICTURE = Path("docs/five_runs.svg")
 def main(path: str) -> None:
     result = json.loads(Path(path).read_text())
     runs, at = result["runs"], result["provenance"]
-    commits = ", ".join(f"`{name[:10]}`" for name in dict.fromkeys(run["commit"] for run in runs))
-    print("# PPO, LoRA, distillation, two agents: one run of each\n")
+    made_at = dict.fromkeys(run["commit"] for run in runs)
+    commits = ", ".join(f"`{name[:10]}`" for name in made_at)
+    print(f"# {', '.join(run['kind'] for run in runs)}: one run of each\n")
     print(
-        f"One seed each, one thread of {at['processor']}; commit {commits}; `{path}`. Written by `benchmarks/five_runs.py`, which has the settings: the "
+        f"One seed each, one thread of {at['processor']}; commits {commits}; `{path}`. Written by `benchmarks/five_runs.py`, which has the settings: the "
         "examples as they ship, but for what stands below the table. Accuracy is of held-out items, at temperature 1, before the first step of RL and after "
         "the last, ± its standard error.\n"
     )
@@ -39,12 +40,12 @@ def main(path: str) -> None:
             print(f"- {run['kind']}: {', '.join(f'`{setting}`' for setting in run['settings'])}")
     print("\n## Killed and started again\n")
     print(
-        "Each made small, run once as it is, and once more and killed (`SIGKILL`) when the step given was on the disk, which is after the last checkpoint; then "
+        "Each made small, of its example as it was at the commit given, run once as it is, and once more and killed (`SIGKILL`) when the step given was on the disk, which is after the last checkpoint; then "
         "started again with the same command. Compared are all rollouts as they were written (tokens, log-probabilities, entropies, rewards) and every tensor of the last "
         "checkpoint (weights, moments, a critic's), bit by bit.\n"
     )
-    print("| run | signal | killed after step | steps | tokens | rollouts | last checkpoint |")
-    print("|---|---|---|---|---|---|---|")
+    print("| run | commit | signal | killed after step | steps | tokens | rollouts | last checkpoint |")
+    print("|---|---|---|---|---|---|---|---|")
     for run in runs:
         print(_killed(run["kind"], run["killed"]))
     panels(
@@ -73,7 +74,7 @@ def _accuracy(at: Mapping[str, float]) -> str:
 def _killed(kind: str, run: Mapping[str, Any]) -> str:
     rollouts = f"the same, {run['steps']} files" if run["same_rollouts"] else "**not the same**"
     state = f"the same, {run['tensors']} tensors" if run["same_state"] else "**not the same**"
-    return f"| {kind} | {run['signal']} | {run['killed_after_step']} | {run['steps']} | {run['tokens']:,.0f} | {rollouts} | {state} |"
+    return f"| {kind} | `{run['commit'][:10]}` | {run['signal']} | {run['killed_after_step']} | {run['steps']} | {run['tokens']:,.0f} | {rollouts} | {state} |"
 
 
 def _panel(run: Mapping[str, Any]) -> Panel:

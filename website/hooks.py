@@ -28,7 +28,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "With other tools": ("trl.md", "vllm.md", "library.md", "serve.md", "tracking.md", "dash.md"),
     "Results": (
         "results.md", "speculation_smollm2.md", "auto_smollm2.md", "long_tail_smollm2.md", "online_learner.md", "sentinel_faults.md",
-        "reward_curves.md", "peers.md",
+        "reward_curves.md", "five_runs.md", "peers.md",
     ),
     "Reference": ("settings.md", "commands.md", "metrics.md", "api.md"),
 }  # fmt: skip
