@@ -19,7 +19,7 @@ from short_runs import short_run
 
 BUDGET = 75_000
 # About three times eight steps; at this rate eight steps move the policy by 0.07 nats a token.
-SHARED = ("policy.lr=1e-4", "rollout.prompts_per_step=8")
+SHARED = ("policy.lr=1e-4", "rollout.prompts_per_step=8", "rollout.max_batch=64", 'speculation.drafter="off"')
 SOURCES: Mapping[str, Sequence[str]] = {
     "matched": (),
     "int8": ('model.dtype="int8"',),
