@@ -12,6 +12,7 @@ from short_runs import SPIKE, WINDOW, gain
 from short_table import Runs, mean, recorded, rewards
 
 PICTURE = Path("docs/algorithms.svg")
+SURE = 3
 
 
 def main(path: str) -> None:
@@ -21,6 +22,8 @@ def main(path: str) -> None:
         f"The demo model on chains of sums, {result.seeds} seeds each, one thread, {result.budget:,} generated tokens a run (the step that passes it is the "
         f"last); {result.items} held-out items at temperature 1, before and after. {result.where}. Written by `benchmarks/algorithms.py`.\n"
     )
+    clear = sum(gained > SURE * error for gained, error in map(gain, result.named.values()))
+    print(f"**{clear} of {len(result.named)} gain more than {SURE} standard errors.**\n")
     print(
         "Gain: mean over the seeds ± its standard error (of the items drawn, or of the seeds' spread where that is more). Worst drop: how far the mean "
         f"reward of {WINDOW} steps fell below its best before, the worst seed. Spikes: steps whose gradient is not finite or over {SPIKE:g} times the run's "
