@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -49,6 +50,20 @@ def test_a_trial_ends_when_enough_is_known_or_after_its_rounds(batch: int, round
             subject.confidence.learn(world.leads)
         subject.observe(record)
     assert tried == subject._trials.rounds["eagle"] == rounds
+
+
+def test_the_rounds_of_a_trial_are_not_held_against_the_machine():
+    """Were they, ten times the time of a few rounds would be expected of every plan for hundreds."""
+    world, subject = Mixture(0), controller()
+    assert subject.confidence is not None
+    before = [subject._residual.at(active)[0] for active in (8, 64)]
+    for _ in range(3):
+        record, _ = world.run(subject.plan(Load(64, 0, PROMPT, ())), np.full(64, LONGEST), PROMPT, subject.cut())
+        subject.confidence.learn(world.leads)
+        subject.observe(replace(record, verify_s=10 * record.verify_s))
+    assert subject._trials.rounds["eagle"] == 3
+    after = [subject._residual.at(active)[0] for active in (8, 64)]
+    assert np.array_equal(before, after) and subject._machine.factor == 1.0
 
 
 def test_a_trial_outlives_its_run_and_is_not_of_what_is_shut_or_cannot_be_cut():

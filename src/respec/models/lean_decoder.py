@@ -1,13 +1,12 @@
 """A lean fused decoder for the Llama / Qwen2 / Qwen3 families on a CPU: four products and four kernels a layer.
 
-QKV and gate/up are fused, linear layers prepacked, the rest runs in `native/`, where a row's result depends on nothing but the row. The
-residual stream stays in float32, products in the snapshot's dtype. A test holds its logits to transformers' own.
+QKV and gate/up are fused, linear layers prepacked, the rest runs in `native/`, where a row's result depends on nothing but the row; where it can be,
+all layers are one native call. The residual stream stays in float32, products in the snapshot's dtype. A test holds its logits to transformers' own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,20 +18,8 @@ from respec.models import kernels
 from respec.models.adapted import weight_of
 from respec.models.decoder import Branches, DecodeShape, KVStore, Pass
 from respec.models.linear import MakeLinear, PackedLinear, padded_rows
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One decoder layer's weights. Norm weights are float32; q_norm and k_norm exist in Qwen3 only."""
-
-    input_norm: Float[Tensor, "hidden"]
-    qkv: nn.Module
-    q_norm: Float[Tensor, "dim"] | None
-    k_norm: Float[Tensor, "dim"] | None
-    output: nn.Module
-    post_norm: Float[Tensor, "hidden"]
-    gate_up: nn.Module
-    down: nn.Module
+from respec.models.stack import Layer, Places, Stack
+from respec.models.stack import fits as stacks
 
 
 class LeanDecoder:
@@ -50,6 +37,7 @@ class LeanDecoder:
         self._layers = [_layer(layer, dtype, linear) for layer in body.layers]
         self._norm = _norm(body.norm)
         self._head = _fuse([model.lm_head], dtype, linear)
+        self._stack = Stack(self._layers, self._norm, self.shape, self._eps) if stacks(self._layers) else None
         self._rotary = body.rotary_emb
         self._cos, self._sin = self._rotation(1024)
 
@@ -76,18 +64,33 @@ class LeanDecoder:
         write, fork, path = position, None, None
         if branches is not None:
             write, fork, path = map(torch.from_numpy, (branches.write_M, branches.fork_M, branches.path_MD))
-        dtype, x, tapped = self.shape.dtype, None, list[Tensor]()
         count, padded = len(token_M), padded_rows(len(token_M))
         # rows of padding go through products and norms only: they have no place in the cache
         residual = self._embedding[torch.from_numpy(np.pad(token_M, (0, padded - count)))].float()
+        places = Places(position, write, slot, fork, path)
+        through = self._stack.run if self._stack is not None else self._interpreted
+        hidden, tapped = through(residual, places, (self._cos, self._sin), cache, taps)
+        return Pass(hidden[:count], tapped.transpose(0, 1).flatten(1) if taps else None)
+
+    def _interpreted(
+        self,
+        residual: Float[Tensor, "padded hidden"],
+        places: Places,
+        tables: tuple[Float[Tensor, "positions dim"], Float[Tensor, "positions dim"]],
+        cache: KVStore,
+        taps: Sequence[int],
+    ) -> tuple[Float[Tensor, "padded hidden"], Float[Tensor, "taps M hidden"]]:
+        """What `Stack.run` does, call by call, with products of any kind."""
+        position, write, slot, fork, path = places
+        dtype, x, padded = self.shape.dtype, None, len(residual)
+        tapped = torch.empty(len(taps), len(position), residual.shape[1])
         for index, (layer, keys, values) in enumerate(zip(self._layers, cache.keys, cache.values, strict=True)):
             normed = kernels.add_rmsnorm(residual, x, layer.input_norm, self._eps, dtype)
             if index in taps:
-                tapped.append(residual[:count].clone())
+                tapped[taps.index(index)] = residual[: len(position)]
             q = kernels.rope_write(
                 layer.qkv(normed),
-                self._cos,
-                self._sin,
+                *tables,
                 position,
                 write,
                 slot,
@@ -101,8 +104,7 @@ class LeanDecoder:
             x = layer.output(kernels.attention(q, keys, values, slot, position, self._scale, padded, fork, path))
             normed = kernels.add_rmsnorm(residual, x, layer.post_norm, self._eps, dtype)
             x = layer.down(kernels.silu_mul(layer.gate_up(normed)))
-        hidden = kernels.add_rmsnorm(residual, x, self._norm, self._eps, dtype)[:count]
-        return Pass(hidden, torch.cat(tapped, dim=1) if taps else None)
+        return kernels.add_rmsnorm(residual, x, self._norm, self._eps, dtype), tapped
 
     @torch.inference_mode()
     def logits(self, hidden: Float[Tensor, "R hidden"]) -> Float[Tensor, "R V"]:

@@ -63,11 +63,10 @@ class Controller:
         self._purses = Purses(settings.burn_in_share if settings.burn_in else settings.probe_share)
         self._total = Budget(1.0)
         self._version: Version | None = None
-        self._round = self._seen = 0
-        self._current = self._running = 0
-        # rounds since the plan outside of probing changed, and since a probe ended; whether this round starts a drafter
+        self._round = self._seen = self._current = self._running = 0
+        # rounds since the plan outside of probing changed, and since a probe ended; whether this round starts a drafter, or teaches acceptance alone
         self._held, self._rested = settings.dwell, 0
-        self._starts = self._shared = False
+        self._starts = self._apart = False
         self._load: Load | None = None
         self._used = dict.fromkeys(self._drafters, 0)
         self._probe: Probe | None = None
@@ -102,8 +101,9 @@ class Controller:
             self._key, self._view = key, self._look(load)
         chosen = self._choose(self._view)
         self._starts = self._drafters[chosen] != self._drafters[self._running] and self._view.start_P[chosen] > 0
-        self._running, self._load, self._shared = chosen, load, False
         trial = self._probe is not None and self._probe.trial
+        # what a trial was promised was a guess: held against its rounds, it would be taken for the machine's doing, for long
+        self._running, self._load, self._apart = chosen, load, trial
         self._floor = FLOOR if trial else float(self._view.promise.floor_P[chosen])
         self._used[self._drafters[chosen]] = self._round
         return self.plans[chosen]
@@ -118,13 +118,13 @@ class Controller:
         self._account(seconds)
         self.acceptance.observe(fairly(record), asked(self._load, record))
         promise, at = self._promised(record, index)
-        if not (self._starts or self._shared):  # a drafter's first round pays for its start
+        if not (self._starts or self._apart):  # a drafter's first round pays for its start
             self._machine.observe(seconds, float(promise.seconds_P[at]))
             ratio = self._machine.factor * record.emitted / seconds / float(promise.rate_P[at])
             self._residual.observe(index, record.active, ratio, float(promise.luck_P[at]) ** 2)
         factor, _ = self._residual.at(record.active)
         plain_s = self._machine.factor * record.emitted / float(promise.rate_P[0] * factor[0])
-        barred = self.guard.observe(record.plan.drafter, seconds, plain_s, self._shared or self._probe is not None)
+        barred = self.guard.observe(record.plan.drafter, seconds, plain_s, self._apart or self._probe is not None)
         if barred or self._probe is not None:
             self._key = ()  # news, to be looked at before the next round
 
@@ -151,7 +151,7 @@ class Controller:
         """Under `plan` each sequence drafts to its own depth in the coming round, for the whole rollout's sake: the round teaches
         acceptance only. Recorded when there is a `reason`."""
         assert self._load is not None and self._view is not None, "called after `plan`"
-        self._shared, self._used[plan.drafter] = True, self._round
+        self._apart, self._used[plan.drafter] = True, self._round
         self._load = replace(self._load, remaining_B=tuple(depth + 1 for depth in depth_B))
         if reason:
             self._decide("share", self._view, self._index[plan], reason)
