@@ -23,7 +23,7 @@ def main(path: str) -> None:
     shared = ", ".join(f"`{setting}`" for setting in settings if "correction" not in setting)
     print("# Learning from another policy's rollouts\n")
     print(
-        f"GRPO on the demo model, {result.seeds} seeds a way, one thread, {result.budget:,} generated tokens a run; {shared}; {result.items} held-out items at "
+        f"GRPO on the demo model; seeds of each way: {result.seeds}; one thread, {result.budget:,} generated tokens a run; {shared}; {result.items} held-out items at "
         f"temperature 1, before and after, by the trained policy itself. {result.where}. Written by `benchmarks/mismatch.py`.\n"
     )
     print(

@@ -21,7 +21,13 @@ from respec.config import Config, load_config
 from respec.loop import train
 from respec.report.live import PlainView
 
-KEPT = ("rollout/speedup", "rollout/accepted_length", "rollout/tokens_identical", "policy/entropy", "rollout/tokens_per_s")
+KEPT = (
+    "rollout/speedup",
+    "rollout/accepted_length",
+    "rollout/tokens_identical",
+    "policy/entropy",
+    "rollout/tokens_per_s",
+)
 
 
 def main() -> None:
