@@ -46,7 +46,7 @@ def main() -> None:
         refuse_dirty()
     runs = list[dict[str, Any]]()
     for places in given.places:
-        config = load_config(given.config, settings(given, places))
+        config = load_config(given.config, tuple(settings(given, places)))
         train(config, PlainView(f"{places} places", config.run.steps), lambda: False)
         runs.append({"places": places, "epochs": epochs(config, given.steps)})
         print(json.dumps(runs[-1], indent=1), flush=True)

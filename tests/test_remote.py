@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from respec.certify.reference import Reference
-from respec.config import Config, ModelConfig
+from respec.config import Config, ModelConfig, SpeculationConfig
 from respec.config.reading import load_config, parse_config
 from respec.errors import ConfigError, VllmError
 from respec.models.load import load_policy
-from respec.remote import mismatch_news, speculation_of, start_vllm, worker_of
+from respec.remote import drafter_of, mismatch_news, speculation_of, start_vllm, worker_of
 from respec.resume import repeats
 from respec.rollout.vllm import process
 from respec.types import PLAIN, Ask, Plan, Prompt, Sampling, Stream
@@ -71,7 +71,32 @@ def test_our_drafters_are_vllms_own_with_a_table_where_its_depth_can_be_told_ane
     assert speculation_of(configured(tmp_path, speculation={"drafter": "off"}).speculation, 8) is None
     assert speculation_of(configured(tmp_path, speculation={"drafter": "auto"}).speculation, 8) == ngram
     suffix = speculation_of(configured(tmp_path, speculation={"drafter": "suffix"}).speculation, 8)
-    assert suffix is not None and "num_speculative_tokens_per_batch_size" not in suffix
+    assert suffix is not None and suffix["num_speculative_tokens_per_batch_size"] == [(1, 8, 4)]
+    eagle = speculation_of(configured(tmp_path, speculation={"drafter": "eagle", "drafter_path": "h"}).speculation, 8)
+    model = speculation_of(configured(tmp_path, speculation={"drafter": "model", "draft_model": "m"}).speculation, 8)
+    assert eagle is not None and (eagle["method"], eagle["model"]) == ("eagle3", "h")
+    assert model is not None and (model["method"], model["model"]) == ("draft_model", "m")
+
+
+def test_a_head_learns_between_two_rollouts_of_vllm_and_not_beside_them(tmp_path):
+    eagle = {"drafter": "eagle", "drafter_path": "h"}
+    assert configured(tmp_path, speculation=eagle, drafter={"learn": True}).drafter.learn
+    with pytest.raises(ConfigError, match="async_steps 1; set it to 0"):
+        configured(tmp_path, speculation=eagle, drafter={"learn": True, "async_steps": 1})
+
+
+@pytest.mark.parametrize(
+    ("candidates", "drafter"),
+    [
+        (("suffix", "ngram"), "ngram"),
+        (("ngram", "eagle"), "eagle"),
+        (("suffix", "model"), "model"),
+        (("suffix",), "suffix"),
+    ],
+)
+def test_auto_takes_what_has_weights_before_what_looks_up(candidates, drafter):
+    asked = SpeculationConfig(drafter="auto", candidates=candidates, drafter_path=Path("h"), draft_model="m")
+    assert drafter_of(asked) == drafter
 
 
 def test_a_mismatch_above_the_threshold_is_said_with_its_size_and_none_of_our_own_engine(tmp_path):
@@ -172,16 +197,31 @@ def tokens_of(folder: Path) -> dict[str, bytes]:
 
 DEMO = ("demo", {"warmup__steps": 20, "rollout__max_new_tokens": 96})
 SMOLLM2 = ("smollm2", {"model__path": "models/smollm2-warm", "warmup__steps": 0, "rollout__max_new_tokens": 96})
+LEARNING = (
+    "demo",
+    {
+        **DEMO[1],
+        "speculation__drafter": "eagle",
+        "speculation__drafter_path": "models/demo-eagle",
+        "drafter__learn": "true",
+        "drafter__share": 0.5,
+    },
+)
 has_smollm2 = pytest.mark.skipif(not Path("models/smollm2-warm").exists(), reason="SmolLM2 is not here")
+
+has_head = pytest.mark.skipif(not Path("models/demo-eagle").exists(), reason="the demo's head is not here")
 
 
 @pytest.mark.slow
 @real
 @pytest.mark.parametrize(
-    ("example", "sets"), [DEMO, pytest.param(*SMOLLM2, marks=has_smollm2)], ids=["demo", "smollm2"]
+    ("example", "sets"),
+    [DEMO, pytest.param(*LEARNING, marks=has_head), pytest.param(*SMOLLM2, marks=has_smollm2)],
+    ids=["demo", "learning", "smollm2"],
 )
 def test_a_real_run_that_is_killed_leaves_no_worker_and_goes_on_to_the_same_tokens(tmp_path, example, sets):
-    """Law 8 through vLLM, at one thread: seeds are the requests' own, weights and batches are the same, and so are the roundings."""
+    """Law 8 through vLLM, at one thread: seeds are the requests' own, weights and batches are the same, and so are the roundings. So it is with a head
+    that learns: its drafts decide tokens there, and it is the same one."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     done = subprocess.run(command(whole, example, **sets), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -198,3 +238,5 @@ def test_a_real_run_that_is_killed_leaves_no_worker_and_goes_on_to_the_same_toke
     assert tokens_of(killed) == tokens_of(whole)
     steps = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     assert all(step["policy/mismatch_mean"] < 0.1 for step in steps[1:])
+    if "drafter__learn" in sets:
+        assert all(step["drafter/updated"] == 1 and step["drafter/failed"] == 0 for step in steps[1:])

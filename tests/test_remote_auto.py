@@ -14,7 +14,7 @@ from respec.config.reading import parse_config
 from respec.config.speculation import SpeculationConfig
 from respec.errors import ConfigError
 from respec.models.load import load_policy
-from respec.remote import planner_for, profiled_context, refuse_comparison
+from respec.remote import planner_for, profiled_context, refuse_unsteered
 from respec.rollout.vllm.engine import VllmEngine
 from respec.rollout.vllm.process import Worker
 from respec.rollout.vllm.worker.wire import Ready, Start
@@ -51,6 +51,20 @@ def test_auto_profiles_vllm_once_and_drafts_by_the_look_up_that_it_was_started_w
     assert planner.plan(Load(4, 0, 9.0, (50,) * 4, Version(0))).drafter in ("off", "ngram")
 
 
+def test_what_vllms_drafts_come_to_is_what_the_server_knows_of_the_drafter_that_it_has(engine, tmp_path):
+    made = engine(True)
+    made.drafter = "eagle"
+    asked = AUTO.model_copy(update={"candidates": ("ngram", "eagle"), "drafter_path": tmp_path / "head"})
+    said: list[str] = []
+    planner = planner_for(asked, made, 8, 16, ["facts"], said.append)
+    assert isinstance(planner, PacedController) and all("vLLM, off" in line or "vLLM, eagle" in line for line in said)
+    acceptance = planner.controller.acceptance
+    before = acceptance.accept("eagle")[0]
+    made.rollout([Ask(Prompt(0, "", (1, 2, 3)), Stream.TRAIN, 0, 8)], Sampling(200), planner)
+    # all drafts of the fake are accepted
+    assert acceptance.accept("eagle")[0] > max(before, 0.9) and acceptance.effective("eagle") > 20
+
+
 def test_a_vllm_that_cannot_be_steered_is_refused_with_what_to_set(engine):
     with pytest.raises(ConfigError, match=r"set it to 'ngram'.*'off'"):
         planner_for(AUTO, engine(False), 8, 16, [], lambda line: None)
@@ -61,8 +75,12 @@ def test_a_vllm_that_cannot_be_steered_is_refused_with_what_to_set(engine):
         "rollout": {"engine": "vllm"},
     }
     with pytest.raises(ConfigError, match=r"run\.compare_plain_every.*got 2"):
-        refuse_comparison(parse_config(tree), engine(False))
-    refuse_comparison(parse_config(tree), engine(True))
+        refuse_unsteered(parse_config(tree), engine(False))
+    refuse_unsteered(parse_config(tree), engine(True))
+    head = {"speculation": {"drafter": "eagle", "drafter_path": "h"}, "drafter": {"learn": True}, "run": {}}
+    with pytest.raises(ConfigError, match=r"drafter\.learn: vLLM cannot leave off"):
+        refuse_unsteered(parse_config(tree | head), engine(False))
+    refuse_unsteered(parse_config(tree | head), engine(True))
 
 
 def test_a_profile_of_sequences_that_never_decode_together_is_an_error_that_says_what_to_raise(engine, monkeypatch):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import torch
 
 from respec import remote_certification
 from respec.certify.finding import Finding
 from respec.errors import VllmError
-from respec.remote_certification import _found, _unlike_runs
+from respec.remote_certification import PUSHED, _found, _unlike_runs, pushed_drafter
 
 
 def test_a_vllm_that_fails_at_drawing_is_a_finding_that_names_the_log_once(monkeypatch):
@@ -30,3 +33,22 @@ def test_only_failures_of_what_is_not_mended_are_said_to_be_unlike_runs():
         _unlike_runs(failed).sentence == "seen. Runs mend it (rollout.vllm.mend)"
         and _unlike_runs(failed).outcome == "failed"
     )
+
+
+def test_a_drafter_is_pushed_with_every_matrix_moved_and_a_push_that_vllm_finds_wrong_is_a_finding():
+    sent: list[Any] = []
+
+    def push(weights: Any, version: int) -> None:
+        sent.append(weights)
+        if version == 2:
+            raise VllmError("vLLM failed: RuntimeError: computes by others in lm_head; the end of /v.log:\na")
+
+    weights = {"fc.weight": torch.ones(2, 2), "norm.weight": torch.ones(2)}
+    engine: Any = SimpleNamespace(push_drafter=push, drafter_version=0)
+    assert pushed_drafter(engine, "vLLM, eagle", weights).outcome == "passed"
+    assert torch.equal(sent[0]["fc.weight"], PUSHED * torch.ones(2, 2)) and torch.equal(
+        sent[0]["norm.weight"], torch.ones(2)
+    )
+    engine.drafter_version = 1
+    found = pushed_drafter(engine, "vLLM, eagle", weights)
+    assert found.outcome == "failed" and "computes by others in lm_head" in found.sentence

@@ -97,3 +97,12 @@ def test_a_drafter_that_is_turned_off_is_looked_away_from_at_once():
     sentinel.plan(load)
     sentinel._failed("self_quant", Watch(), "its drafts collapsed", Plan("self_quant", 2, 1, 2))
     assert sentinel.plan(load) == PLAIN and controller._looks and sentinel.predicted > 0
+
+
+def test_how_far_completions_are_is_what_is_drawn_where_all_that_is_known_of_the_rest_is_a_limit():
+    sentinel = Sentinel(PLAIN, {}, lambda line: None).under(SAMPLING)
+    limit = (SAMPLING.max_new_tokens,) * 4
+    assert sentinel._age(Load(4, 0, 30.0, limit)) == 0
+    assert sentinel._age(Load(4, 0, 30.0, limit, drawn_B=(20,) * 4)) == 4
+    # our own engine says both, and they say the same
+    assert sentinel._age(Load(4, 0, 30.0, (28,) * 4, drawn_B=(20,) * 4)) == sentinel._age(Load(4, 0, 30.0, (28,) * 4))

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from respec.config import ModelConfig
-from respec.errors import CheckpointError, ConfigError, TaskError
+from respec.errors import CacheError, CheckpointError, ConfigError, TaskError
 from respec.models.load import load_policy
 from respec.rollout.engine import Engine as RolloutEngine
+from respec.rollout.kv_cache import bytes_of
 from respec.text_engine import Engine
 from respec.types import Ask, Prompt, Rollout, Sampling, Stream
 from respec.weights.publish import publish
@@ -47,6 +48,22 @@ def test_it_draws_what_the_rollout_engine_draws_without_speculation(policy, engi
     drawn = engine.generate(PROMPTS, SAMPLING, n=3, seed=5)
     assert [r.key for r in drawn] == [r.key for r in expected] and not engine.busy
     assert all(map(same, drawn, expected)) and any((r.proposer_T > 0).any() for r in drawn)
+
+
+def test_a_budget_of_the_cache_holds_and_changes_no_token(policy, engine):
+    """Of the 8 sequences asked for, two have room; it is known before anything is drawn."""
+    shape = publish(policy, "auto", 0).shape
+    one = bytes_of(shape, 256 + 64)
+    bound = Engine(policy, speculation="suffix", max_batch=8, max_length=256, kv_cache_mb=2.5 * one / 2**20)
+    assert bound.max_batch == 2
+    expected, drawn = (each.generate(PROMPTS, SAMPLING, n=3, seed=5) for each in (engine, bound))
+    assert all(map(same, drawn, expected))
+    session = bound._session
+    assert session is not None
+    cache = session.target.cache
+    assert sum(x.nbytes for x in (*cache.keys, *cache.values)) <= 2.5 * one
+    with pytest.raises(CacheError, match="a single sequence of 320 tokens"):
+        Engine(policy, speculation="suffix", max_length=256, kv_cache_mb=0.5 * one / 2**20)
 
 
 def test_streaming_gives_the_same_tokens_log_probabilities_and_text(engine):

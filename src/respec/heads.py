@@ -66,7 +66,7 @@ class Heads:
         if self._good is not None or self._first is None:
             return self._good
         try:
-            snapshot = EagleDecoder(self._first(), self.drafter.snapshot.shape.dtype)
+            snapshot = EagleDecoder(self._first(), self.drafter.snapshot.shape.dtype, self.drafter.snapshot)
         except (ModelError, OSError):
             # speed alone is at stake
             return None

@@ -198,7 +198,7 @@ def _step(
     kept, held = anchors.charge(drawn.kept)
     samples = supply.spend(advantages(kept, resolve(config.policy).estimator, critic), drawn, step)
     samples, taught = anchors.teach(samples)
-    rest(stages.engine)
+    rest(stages.engine, behind.due(step, config.run.steps))
     view.phase("training", len(samples))
     watch = online.watch(samples, step) if online is not None else None
     update = learner.update(samples, config.rollout.temperature, lambda done, _: view.advance(done), watch)

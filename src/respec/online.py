@@ -279,17 +279,13 @@ def online_learner(
     Raises ModelError for a head that does not fit the policy, CheckpointError for a state that does not fit the head.
     """
     drafter, path = engine.drafters.get("eagle"), config.speculation.drafter_path
-    if (
-        not config.drafter.learn
-        or path is None
-        or not isinstance(engine, Engine)
-        or not isinstance(drafter, EagleDrafter)
-    ):
+    if not config.drafter.learn or path is None or not isinstance(drafter, EagleDrafter):
         return None
     head = load_head(path)
     check_fits(head, policy.model)
     learner = OnlineLearner(config, head.to(policy.model.device), drafter, door, say)
-    engine.between_rounds.append(learner.share)
+    if isinstance(engine, Engine):
+        engine.between_rounds.append(learner.share)
     if state is not None:
         learner.load_state_dict(state)
     return learner

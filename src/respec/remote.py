@@ -14,9 +14,11 @@ from typing import Any
 
 from respec.adaptive import make_controller
 from respec.config import Config, SpeculationConfig
+from respec.drafting import first_head
 from respec.errors import ConfigError, VllmError
 from respec.models.decoder import decode_dtype
 from respec.models.load import Policy
+from respec.rollout.draft.eagle import EagleDrafter
 from respec.rollout.planner import Planner
 from respec.rollout.vllm.engine import VllmEngine
 from respec.rollout.vllm.process import Worker
@@ -53,10 +55,14 @@ def start_vllm(
     """Starts vLLM with the policy's weights, for sequences of up to `longest` tokens. Raises VllmError, in plain words, for one that is not there or
     will not start."""
     asked, folder, drawn = config.speculation, worker.folder / "model", config.rollout
-    dtype = decode_dtype(config.model.dtype, policy.model.device)
+    dtype, name = decode_dtype(config.model.dtype, policy.model.device), drafter_of(asked)
+    # the one that vLLM begins with, since the folder is the same
+    head = EagleDrafter(first_head(asked, policy), dtype, keeps=True) if name == "eagle" else None
+    # where a whole draft does not fit vLLM lets these draft nothing, for any sequence of the batch
+    room = asked.s if name in ("eagle", "model") else 0
     save_model(policy, folder)
     start = Start(
-        model=str(folder), version=version, dtype=str(dtype).removeprefix("torch."), context=min(longest, policy.context_length),
+        model=str(folder), version=version, dtype=str(dtype).removeprefix("torch."), context=min(longest + room, policy.context_length),
         batch=drawn.max_batch, seed=config.run.seed % 2**32, threads=threads, cache_gib=drawn.vllm.cache_gib, gpu_share=drawn.vllm.gpu_share,
         compiled=drawn.vllm.compile, sleeps=drawn.vllm.sleep, speculation=speculation_of(asked, drawn.max_batch), mend=drawn.vllm.mend,
     )  # fmt: skip
@@ -67,29 +73,34 @@ def start_vllm(
     shutil.rmtree(folder, ignore_errors=True)
     for line in notes_of(ready):
         say(line)
-    drafter = "off" if start.speculation is None else drafter_of(asked)
     return VllmEngine(
-        worker, policy.tokenizer, policy.eos_token_ids, config.run.seed, version, drawn.vllm.timeout_s, drawn.max_batch, drafter, asked.s, ready.steers,
-        ready.sleeps,
+        worker, policy.tokenizer, policy.eos_token_ids, config.run.seed, version, drawn.vllm.timeout_s, drawn.max_batch, name, asked.s, ready.steers,
+        ready.sleeps, head,
     )  # fmt: skip
 
 
 def drafter_of(asked: SpeculationConfig) -> str:
-    """The one drafter that vLLM is started with; it cannot be given another. `auto` takes the n-gram look-up, the one it can turn on and off."""
-    return "ngram" if asked.drafter == "auto" else asked.drafter
+    """The one drafter that vLLM is started with; it cannot be given another. `auto` takes the first of these that its candidates name: suffix decoding
+    needs a package that not every vLLM has."""
+    if asked.drafter != "auto":
+        return asked.drafter
+    return next((name for name in ("eagle", "model", "ngram", "suffix") if name in asked.candidates), "ngram")
 
 
 def speculation_of(asked: SpeculationConfig, batch: int) -> dict[str, Any] | None:
-    """vLLM's `speculative_config` for ours. Where it takes a table of depths by batch size it gets one, which is then told anew before each step."""
-    name, depth = drafter_of(asked), {"num_speculative_tokens": asked.s}
-    table = {"num_speculative_tokens_per_batch_size": [(1, batch, asked.s)]}
+    """vLLM's `speculative_config` for ours, with a table of depths by batch size, which is told anew before each step. Drafts of a head or a draft
+    model are its likeliest tokens: vLLM's other way draws them without a seed."""
+    depth = {
+        "num_speculative_tokens": asked.s,
+        "num_speculative_tokens_per_batch_size": [(1, batch, asked.s)],
+    }
     return {
         "off": None,
-        "ngram": depth | table | {"method": "ngram", "prompt_lookup_min": asked.min_match, "prompt_lookup_max": max(4, asked.min_match)},
+        "ngram": depth | {"method": "ngram", "prompt_lookup_min": asked.min_match, "prompt_lookup_max": max(4, asked.min_match)},
         "suffix": depth | {"method": "suffix", "suffix_decoding_min_token_prob": asked.min_confidence},
         "model": depth | {"method": "draft_model", "model": asked.draft_model},
         "eagle": depth | {"method": "eagle3", "model": str(asked.drafter_path)},
-    }[name]  # fmt: skip
+    }[drafter_of(asked)]  # fmt: skip
 
 
 def planner_for(
@@ -110,16 +121,24 @@ def planner_for(
             "this vLLM cannot change how deep it drafts while it runs, which speculation.drafter 'auto' needs; set it to 'ngram', which then drafts "
             "always, or to 'off'"
         )
-    cost = profile_of(engine, batch, context, asked.s, facts, say)
+    drafting = {"eagle": str(asked.drafter_path), "model": asked.draft_model}.get(engine.drafter)
+    cost = profile_of(engine, batch, context, asked.s, [*facts, *([drafting] if drafting else [])], say)
     return make_controller(cost, asked.model_copy(update={"candidates": (engine.drafter,)}), batch)
 
 
-def refuse_comparison(config: Config, engine: VllmEngine) -> None:
-    """Raises ConfigError where plain decoding is to be compared with and cannot be had."""
-    if config.run.compare_plain_every and engine.drafter != "off" and not engine.steered:
+def refuse_unsteered(config: Config, engine: VllmEngine) -> None:
+    """Raises ConfigError where plain decoding is needed, to compare with or in the place of a head that went wrong, and cannot be had."""
+    if engine.drafter == "off" or engine.steered:
+        return
+    cannot = f"vLLM cannot leave off drafting with '{engine.drafter}' while it runs"
+    if config.run.compare_plain_every:
         raise ConfigError(
-            f"run.compare_plain_every: vLLM cannot leave off drafting with '{engine.drafter}' while it runs, so there is nothing to compare with (got "
-            f"{config.run.compare_plain_every}); set it to 0, or take drafter 'ngram'"
+            f"run.compare_plain_every: {cannot}, so there is nothing to compare with (got {config.run.compare_plain_every}); set it to 0, or take "
+            "drafter 'ngram'"
+        )
+    if config.drafter.learn:
+        raise ConfigError(
+            f"drafter.learn: {cannot}, which a head is that an update has spoilt; set drafter.learn = false, or take vLLM {TRIED}x"
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from respec.certify.protocol import ROUNDING
 from respec.certify.reference import Reference
 from respec.certify.same_tokens import first_difference
 from respec.certify.sampler import Samples, judge_samples
-from respec.config import Config
+from respec.config import Config, ModelConfig
 from respec.config.reading import parse_config
 from respec.errors import VllmError
 from respec.models.decoder import decode_dtype
@@ -35,6 +35,7 @@ from respec.report.provenance import processor
 from respec.rollout.vllm.engine import VllmEngine
 from respec.rollout.vllm.process import Worker
 from respec.types import PLAIN, Ask, Plan, Rollout, Sampling, Stream
+from respec.weights.outside import by_name
 from respec.weights.swap import swap
 
 NEW_TOKENS, FIRST_TOKENS, DEPTH, BATCH = 32, 512, 4, 64
@@ -121,7 +122,10 @@ def certify_vllm(
     for drafter in drafters:
         with started(drafter, True) as engine:
             mended = any(line.startswith(MENDED) for line in heard)
-            findings += _found(trial, engine, f"vLLM, {drafter}{' (mended)' if mended else ''}", allowed, log)
+            subject = f"vLLM, {drafter}{' (mended)' if mended else ''}"
+            findings += _found(trial, engine, subject, allowed, log)
+            if weights := _weights_of(engine, draft_model, dtype):
+                findings.append(pushed_drafter(engine, subject, weights))
         if mended:
             with started(drafter, False) as engine:
                 findings += map(_unlike_runs, _found(trial, engine, f"vLLM, {drafter} (not mended)", allowed, log))
@@ -214,6 +218,29 @@ def pushed_weights(trial: Trial, engine: VllmEngine, allowed: float) -> Finding:
             for weight in matrices:
                 weight.div_(PUSHED)
     return Finding("pushed weights", "vLLM", found.outcome, found.sentence, found.figures)
+
+
+def pushed_drafter(engine: VllmEngine, subject: str, weights: Mapping[str, torch.Tensor]) -> Finding:
+    """After a push every layer of the drafter answers by the new weights: vLLM's process asks each, and the push fails where one does not."""
+    moved = {name: weight * PUSHED if weight.ndim == 2 else weight for name, weight in weights.items()}
+    try:
+        engine.push_drafter(moved, engine.drafter_version + 1)
+    except VllmError as error:
+        return Finding("pushed drafter", subject, "failed", str(error).splitlines()[0])
+    return Finding(
+        "pushed drafter",
+        subject,
+        "passed",
+        f"{len(moved)} tensors were pushed to the drafter, whose layers answer by them",
+    )
+
+
+def _weights_of(engine: VllmEngine, draft_model: str, dtype: str) -> Mapping[str, torch.Tensor]:
+    """The drafter's, by the names of its checkpoint; none of a look-up."""
+    if engine.drafter == "model":
+        return by_name(load_policy(ModelConfig(path=draft_model)), dtype)
+    head = engine.drafters.get("eagle")
+    return {} if head is None else head.snapshot.by_name
 
 
 def _config(model: str, dtype: str, seed: int, python: str, speculation: dict[str, Any], mend: bool) -> Config:

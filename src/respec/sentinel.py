@@ -274,10 +274,11 @@ class Sentinel:
                 acceptance.observe_shadow(name, tested, accepted, BELIEF / tested[0], plan.t)
 
     def _age(self, load: Load) -> int:
-        """Doublings of the mean number of tokens drawn so far."""
+        """Doublings of the mean number of tokens drawn so far. vLLM knows no more of what is left than its limit, and the mean of what is drawn."""
         if self._sampling is None:
             return 0
         drawn = self._sampling.max_new_tokens - sum(load.remaining_B) // max(len(load.remaining_B), 1)
+        drawn = max(drawn, min(load.drawn_B, default=0))
         return min(OLDEST, max(drawn + 1, 1).bit_length() - 1)
 
     def _tell(self, line: str, name: str) -> None:

@@ -79,6 +79,7 @@ def serve(
     chat_template: str | None = None,
     limits: dict[str, int] | None = None,
     say: Callable[[str], None] = print,
+    kv_cache_mb: float | None = None,
 ) -> None:
     """Serves a model or a run until it is told to end (SIGINT, SIGTERM). `limits` are fields of `serve.app.Limits`.
 
@@ -101,7 +102,7 @@ def serve(
     with closing(_bound(host, port)) as listening:
         engine = Engine(
             model, speculation=speculation, dtype=dtype, device=device, max_batch=max_batch, max_length=max_length,
-            chat_template=chat_template, say=say,
+            chat_template=chat_template, say=say, kv_cache_mb=kv_cache_mb,
         )  # fmt: skip
         bounds = Limits(**{"tokens": engine.max_length, **(limits or {})})
         decoding = DecodingThread(engine, bounds.tokens)

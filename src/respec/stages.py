@@ -17,7 +17,7 @@ from respec.config import Config, SpeculationConfig
 from respec.drafter.agreement import Agreement
 from respec.drafting import first_head, make_drafters, make_lenience
 from respec.models.load import Policy
-from respec.remote import planner_for, profiled_context, refuse_comparison, start_vllm
+from respec.remote import planner_for, profiled_context, refuse_unsteered, start_vllm
 from respec.report.live import View
 from respec.report.provenance import processor
 from respec.report.run_dir import RunDir
@@ -98,12 +98,16 @@ def _around_vllm(
         policy.context_length, max([*train, *(len(p.token_ids) + asked.max_new_tokens for p in task.held_out)])
     )
     engine = start_vllm(config, policy, worker, version, longest, torch.get_num_threads(), view.say)
-    refuse_comparison(config, engine)
+    refuse_unsteered(config, engine)
     context = profiled_context(longest, drawn.max_new_tokens, config.speculation.s)
     vllm = [str(value) for value in (config.model.dtype, config.rollout.vllm.python, config.rollout.vllm.compile)]
     facts = [policy.source, str(torch.get_num_threads()), str(config.rollout.max_batch), processor(), *vllm]
     planner = planner_for(config.speculation, engine, config.rollout.max_batch, context, facts, view.say)
-    return Stages(config, policy, task, engine, Sentinel(planner, {}, view.say), reward, view)
+    # a drafter that vLLM cannot leave off is not turned off
+    watched = engine.drafters if engine.steered else {}
+    first = partial(first_head, config.speculation, policy)
+    sentinel = Sentinel(planner, watched, view.say, first, remembers=bool(watched))
+    return Stages(config, policy, task, engine, sentinel, reward, view)
 
 
 def asks_from(order: Order, config: Config, first: int, count: int) -> tuple[Ask, ...]:
@@ -185,12 +189,13 @@ def estimate_idle(
     agreement: Mapping[Mode, Agreement],
 ) -> None:
     """Tells the controller what a step's rollouts say of drafters that were idle in it, before they are remembered; look-ups are replayed for
-    a hundredth of the time that drawing took. `agreement`: what the learner of the `eagle` drafter saw of its drafts; empty for nothing."""
+    a hundredth of the time that drawing took. `agreement`: what the learner of the `eagle` drafter saw of its drafts; empty for nothing. It is of our
+    own way to verify, not of vLLM's."""
     if planner.controller is None:
         return
     acceptance = planner.controller.acceptance
     wanted = wanting(stats.round_R, asked.candidates)
-    if asked.mode in agreement:
+    if asked.mode in agreement and isinstance(engine, Engine):
         overlapped(acceptance, wanted, "eagle", agreement[asked.mode].tested_K, agreement[asked.mode].stood_K)
     groups = [list(group) for _, group in groupby(rollouts, key=lambda rollout: rollout.key[:2])]
     order = np.random.default_rng(engine.version).permutation(len(groups))
@@ -201,9 +206,9 @@ def estimate_idle(
     replayed(acceptance, wanted, replays, REPLAY_SHARE * stats.wall_s)
 
 
-def rest(engine: Engine | VllmEngine) -> None:
-    """Whatever of the engine's memory can be had back while the policy is trained."""
-    if isinstance(engine, VllmEngine):
+def rest(engine: Engine | VllmEngine, renewed: bool) -> None:
+    """Whatever of the engine's memory can be had back while the policy is trained. `renewed`: it is given newer weights before it decodes again."""
+    if isinstance(engine, VllmEngine) or renewed:
         engine.rest()
 
 

@@ -43,10 +43,11 @@ class Engine:
     `model` is a folder, a hub id, `builtin:demo`, a run folder (its newest checkpoint), or a loaded `Policy`. `speculation` is `auto` (decided
     before every round), `off`, a drafter's name, or a `SpeculationConfig` for drafters that need more; its mode must be `matching`.
     `max_batch` completions are decoded at once, each of at most `max_length` tokens with its prompt (0: the model's context, up to 2048): the
-    memory of the KV cache is for so many. `chat_template` takes the place of the tokenizer's. `say` gets lines about what is being done.
+    memory of the KV cache is for so many, or for as many as fit into `kv_cache_mb` MiB. `chat_template` takes the place of the tokenizer's. `say` gets
+    lines about what is being done.
 
-    Not for several threads at once. Raises ModelError for a model that cannot be loaded, ConfigError for settings that do not fit,
-    CheckpointError for a run without a checkpoint.
+    Not for several threads at once. Raises ModelError for a model that cannot be loaded, ConfigError for settings that do not fit, CacheError where
+    the budget has no room for one completion, CheckpointError for a run without a checkpoint.
     """
 
     def __init__(
@@ -60,22 +61,24 @@ class Engine:
         max_length: int = 0,
         chat_template: str | None = None,
         say: Callable[[str], None] | None = None,
+        kv_cache_mb: float | None = None,
     ) -> None:
         config = speculation_of(speculation)
         path, version = ("", 0) if isinstance(model, Policy) else newest(str(model))
         policy = model if isinstance(model, Policy) else load_policy(model_config(path, dtype, device))
         self.tokenizer: Any = policy.tokenizer
         self.max_length = min(max_length or 2048, policy.context_length)
-        self.max_batch = max_batch
         self._template = chat_template
         self._dtype = dtype
         decoder, drafters = publish(policy, dtype, version), make_drafters(config, policy, dtype, version)
         self._engine = RolloutEngine(
-            decoder, policy.tokenizer, policy.eos_token_ids, 0, max_batch, drafters=drafters, mode=config.mode
-        )
+            decoder, policy.tokenizer, policy.eos_token_ids, 0, max_batch, drafters=drafters, mode=config.mode,
+            kv_budget=None if kv_cache_mb is None else int(kv_cache_mb * 2**20),
+        )  # fmt: skip
+        self.max_batch = self._engine.places(max_batch, self.max_length)
         context = min(256, self.max_length // 2)
         self._planner = make_planner(
-            config, decoder, policy.tokenizer, drafters, max_batch, context, say or (lambda _: None)
+            config, decoder, policy.tokenizer, drafters, self.max_batch, context, say or (lambda _: None)
         )
         self._session: Session | None = None
         self._under_way: dict[int, Completion] = {}

@@ -49,3 +49,32 @@ print(growth.give_back(), growth.give_back())
 def test_a_process_that_has_not_grown_is_left_alone():
     done = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False", "True", "False"]
+
+
+KEPT = """
+import contextlib, resource
+import torch
+from respec.models.heap import give_back, kept_heap
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def passed():
+    before = faults()
+    blocks = [torch.ones(2**20) for _ in range(40)]  # 160 MiB, 40960 pages
+    blocks.clear()
+    return faults() - before
+
+for wrap in (contextlib.nullcontext, kept_heap):
+    with wrap():
+        passed()
+        print(passed())
+give_back()
+print(passed())
+"""
+
+
+def test_passes_within_lie_in_the_same_memory_until_it_is_given_back():
+    done = subprocess.run([sys.executable, "-c", KEPT], capture_output=True, text=True, check=True)
+    outside, within, after = map(int, done.stdout.split())
+    assert within < 2000 < 20_000 < min(outside, after)

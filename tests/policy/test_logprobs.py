@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
 from respec.errors import ModelError
+from respec.policy import logprobs
 from respec.policy.logprobs import token_logprobs, token_pass
 from respec.policy.pack import pack
 
@@ -24,9 +29,19 @@ def reference(policy, samples, temperature: float) -> tuple[torch.Tensor, torch.
     return torch.cat(logprobs), torch.cat(entropies)
 
 
+@pytest.fixture(params=[23, 5, 1], ids=["whole", "tiles", "columns"])
+def width(request, monkeypatch) -> int:
+    """Of a tile of the vocabulary, which has 23 words."""
+    monkeypatch.setattr(logprobs, "LEAST_WIDTH", request.param)
+    monkeypatch.setattr(logprobs, "TILE", 1)
+    return request.param
+
+
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_packed_and_chunked_equal_whole_and_alone(make_policy, make_samples, chunk: int, temperature: float) -> None:
+def test_packed_and_chunked_equal_whole_and_alone(
+    make_policy, make_samples, chunk: int, temperature: float, width: int
+) -> None:
     policy, samples = make_policy(), make_samples([1.0] * 7)
     (batch,) = pack(samples, 10_000, temperature)
     logprob_C, entropy_C = token_logprobs(policy.model, batch, chunk)
@@ -70,7 +85,7 @@ def test_a_model_without_packed_attention_is_refused(make_policy, make_samples) 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_the_entropys_gradient_is_that_of_whole_logits(
-    make_policy, make_samples, chunk: int, temperature: float
+    make_policy, make_samples, chunk: int, temperature: float, width: int
 ) -> None:
     policy, samples = make_policy(), make_samples([1.0] * 7)
     (batch,) = pack(samples, 10_000, temperature)
@@ -94,3 +109,53 @@ def test_the_entropys_gradient_takes_no_more_logits_than_a_chunk(make_policy, ma
     with widest_logits() as seen:
         token_pass(policy.model, batch, 3, entropy_gradient=True)[1].sum().backward()
     assert seen.rows == 3
+
+
+class Logits(TorchDispatchMode):
+    """Notes, as `columns`, the most columns of any tensor with a row for each completion token, hidden states of width 16 aside."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.columns, self._rows = 0, rows
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if (
+                isinstance(leaf, torch.Tensor)
+                and leaf.ndim == 2
+                and leaf.shape[0] == self._rows
+                and leaf.shape[1] != 16
+            ):
+                self.columns = max(self.columns, leaf.shape[1])
+        return result
+
+
+class Shown:
+    """A watch without taps."""
+
+    taps = ()
+
+    def __init__(self) -> None:
+        self.shown: list[torch.Tensor] = []
+
+    def laws(self, batch, part, logp_cV) -> None:
+        self.shown.append(logp_cV.clone())
+
+    def states(self, batch, tap_NE) -> None:
+        pass
+
+
+def test_tiles_together_hold_no_more_logits_than_they_may_and_a_watch_sees_whole_laws(
+    make_policy, make_samples, width: int
+) -> None:
+    policy, watch = make_policy(), Shown()
+    (batch,) = pack(make_samples([1.0] * 9), 10_000, 0.7)
+    with Logits(len(batch.target_C)) as seen:
+        logprob_C, _ = token_logprobs(policy.model, batch, 1000)
+        logprob_C.sum().backward()
+    assert seen.columns == width
+    watched_C, _ = token_logprobs(policy.model, batch, 4, watch)
+    law_CV = torch.cat(watch.shown)
+    torch.testing.assert_close(law_CV.logsumexp(1), torch.zeros(len(law_CV), dtype=torch.float64), rtol=0, atol=1e-12)
+    assert torch.equal(law_CV.gather(1, batch.target_C[:, None])[:, 0], watched_C)

@@ -36,6 +36,10 @@ def serve(
     ] = 0,
     max_requests: Annotated[int, typer.Option(min=1, help="Requests under way; more are sent away with 429.")] = 64,
     max_completions: Annotated[int, typer.Option(min=1, help="The same for completions (n of every prompt).")] = 256,
+    kv_cache_mb: Annotated[
+        float | None,
+        typer.Option(min=0, help="MiB of keys and values; completions without room wait.", show_default="no limit"),
+    ] = None,
     dtype: str = "auto",
     device: str = "auto",
 ) -> None:
@@ -59,6 +63,9 @@ def serve(
     logging.getLogger("respec.serve").setLevel(logging.INFO)
     limits = {"requests": max_requests, "completions": max_completions}
     try:
-        run(model, host, port, api_key, name, speculation, dtype, device, max_batch, max_length, template, limits)
+        run(
+            model, host, port, api_key, name, speculation, dtype, device, max_batch, max_length, template, limits,
+            kv_cache_mb=kv_cache_mb,
+        )  # fmt: skip
     except KeyboardInterrupt:
         print("\nended")

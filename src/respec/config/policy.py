@@ -70,7 +70,7 @@ class PolicyConfig(Room):
         default=None,
         gt=0,
         description="MiB that a micro-batch keeps for its backward pass: they get smaller to stay within, and a sequence that alone keeps more is "
-        "computed twice. None: on a CPU micro-batches of 512 MiB",
+        "computed twice. None: on a CPU micro-batches of 256 MiB",
     )
     logit_chunk: int = Field(default=1024, ge=1, description="completion tokens whose logits are held at once")
     mask_truncated: bool = Field(default=False, description="leave truncated completions out of the loss")

@@ -224,7 +224,7 @@ def unfit_for_vllm(config: Config) -> str:
     cannot = {
         "draws single completions, got task.kind 'env'; take another task": config.task.kind == "env",
         "verifies by rejection, got speculation.mode 'lossy'; leave the mode out": asked.mode == "lossy",
-        "drafts with a head that stays as it is, got drafter.learn; set drafter.learn = false": config.drafter.learn,
+        "drafts with a head that learns between two rollouts, got drafter.async_steps 1; set it to 0": bool(config.drafter.learn and config.drafter.async_steps),
         f"has no drafter '{asked.drafter}'; take auto, off, ngram, suffix, model or eagle": asked.drafter in ("previous", "self_quant"),
         "drafts chains, got speculation.t above 1; leave it out": asked.t > 1,
         "drafts as deep for all, got speculation.per_request_depth; leave it out": asked.per_request_depth,

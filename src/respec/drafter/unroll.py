@@ -111,8 +111,8 @@ class _Places:
         return cls(sequence_N, column_N, begins[sequence_N] + column_N, size, min(starts))
 
     def to(self, device: torch.device) -> _Places:
-        parts = (tensor.to(device) for tensor in (self.sequence_N, self.column_N, self.row_N))
-        return _Places(*parts, self.size, self.first)
+        sequence_N, column_N, row_N = (x.to(device) for x in (self.sequence_N, self.column_N, self.row_N))
+        return _Places(sequence_N, column_N, row_N, self.size, self.first)
 
     def grid(self, x: Float[Tensor, "1 heads n dim"], first: int = 0) -> Float[Tensor, "S heads columns dim"]:
         """The last n tokens' values side by side, from column `first` on."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
-from respec.errors import ModelError
+from respec.errors import ModelError, StaleError
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,27 @@ class Decoder(Protocol):
     def logits(self, hidden: Float[Tensor, "R hidden"]) -> Float[Tensor, "R V"]:
         """The language-model head."""
         ...
+
+
+@dataclass
+class Spent:
+    """What is left of a snapshot whose weights have been let go, until the next one comes."""
+
+    shape: DecodeShape
+    version: int
+
+    def hidden(self, *_: Any, **__: Any) -> Pass:
+        """Raises StaleError."""
+        raise self._stale()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Raises StaleError."""
+        raise self._stale()
+
+    def _stale(self) -> StaleError:
+        return StaleError(
+            f"the engine let its weights of version {self.version} go when it was told that newer ones would come; it needs a swap before it decodes again"
+        )
 
 
 def decode_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -7,6 +7,7 @@ needs to be blind to the batch: it is so on the native path all the same.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -18,17 +19,24 @@ from respec.models import kernels
 from respec.models.attention import attend, lay_out, write
 from respec.models.decoder import DecodeShape, KVStore
 from respec.models.eagle import EagleHead
-from respec.models.eagle_check import HeadFacts, facts_of
+from respec.models.eagle_check import EMBEDDING, HeadFacts, facts_of
 from respec.models.linear import PackedLinear, padded_rows
 
 
 class EagleDecoder:
     """Reads a head once; the head may go on learning. `shape` is that of its KV cache, of a single layer; `facts` are what the next head is
     held against. A head whose frozen embedding `like` has read already shares that one's copy.
+
+    With `keeps`, or where `like` does, `by_name` has the weights that learn as a checkpoint has them, for an engine outside of this process.
     """
 
     def __init__(
-        self, head: EagleHead, dtype: torch.dtype, like: EagleDecoder | None = None, facts: HeadFacts | None = None
+        self,
+        head: EagleHead,
+        dtype: torch.dtype,
+        like: EagleDecoder | None = None,
+        facts: HeadFacts | None = None,
+        keeps: bool = False,
     ) -> None:
         config, layer, attention = head.shape.layer, head.layer, head.layer.self_attn
         device = head.lm_head.weight.device
@@ -59,6 +67,10 @@ class EagleDecoder:
         self._head = fused(head.lm_head)
         self._embedding_norm, self._hidden_norm = norm(layer.input_layernorm), norm(layer.hidden_norm)
         self._post_norm, self._norm = norm(layer.post_attention_layernorm), norm(head.norm)
+        self.by_name: Mapping[str, Tensor] | None = None
+        if keeps or (like is not None and like.by_name is not None):
+            learned = {name: weight for name, weight in head.named_parameters() if name != EMBEDDING}
+            self.by_name = {name: weight.detach().to("cpu", dtype, copy=True) for name, weight in learned.items()}
         self._rotary = head.rotary
         self._cos, self._sin = self._rotation(1024)
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from respec.models.gradients import product
 from respec.models.grid_attention import attend, attend_gradient
 from respec.models.grids import Layout
 
@@ -41,13 +42,15 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """`width` is a head's; `products` the dtype of matrix products, None for the weights' own; `keeps` whether activations are kept."""
+    """`width` is a head's; `products` the dtype of matrix products, None for the weights' own; `keeps` whether activations are kept; `adds` whether
+    matrices' gradients are added in place."""
 
     width: int
     eps: float
     scale: float
     products: torch.dtype | None
     keeps: bool
+    adds: bool = False
 
 
 class Kept(NamedTuple):
@@ -125,12 +128,12 @@ def _mlp_gradient(
     h_NE = _cast(_normed(kept.middle_NE, kept.middle_scale_N, w.between), shape)
     slope = _cast(y_grad_NE, shape)
     active = F.silu(kept.gate)
-    found = {"down": _weight_gradient(slope, active * kept.up, w.down, wanted.down)}
+    found = {"down": _weight_gradient(slope, active * kept.up, w.down, wanted.down, shape)}
     inner = slope @ _cast(w.down, shape)
     up_grad = active.mul_(inner)
     gate_grad = torch.ops.aten.silu_backward(inner.mul_(kept.up), kept.gate)
-    found["gate"] = _weight_gradient(gate_grad, h_NE, w.gate, wanted.gate)
-    found["up"] = _weight_gradient(up_grad, h_NE, w.up, wanted.up)
+    found["gate"] = _weight_gradient(gate_grad, h_NE, w.gate, wanted.gate, shape)
+    found["up"] = _weight_gradient(up_grad, h_NE, w.up, wanted.up, shape)
     h_grad_NE = (gate_grad @ _cast(w.gate, shape)).addmm_(up_grad, _cast(w.up, shape))
     through_NE, found["between"] = _norm_gradient(h_grad_NE, kept.middle_NE, kept.middle_scale_N, w.between)
     return through_NE.add_(y_grad_NE), found
@@ -148,7 +151,7 @@ def _attention_gradient(
 ) -> tuple[Tensor, dict[str, Tensor | None]]:
     """The gradient at the layer's input, and attention's weights'."""
     slope = _cast(middle_grad_NE, shape)
-    found = {"out": _weight_gradient(slope, kept.mixed, w.out, wanted.out)}
+    found = {"out": _weight_gradient(slope, kept.mixed, w.out, wanted.out, shape)}
     heads = _turned(kept.query, kept.key, kept.value, turn, shape, w)
     mixed, mixed_slope = (x.to(x_NE.dtype) for x in (kept.mixed, slope @ _cast(w.out, shape)))
     grads = attend_gradient(mixed_slope, *heads, mixed, kept.lse_G, layout, shape.width, shape.scale)
@@ -160,7 +163,7 @@ def _attention_gradient(
             if (norm := getattr(w, f"{name}_norm")) is not None:
                 grad, found[f"{name}_norm"] = _head_norm_gradient(grad, raw, norm, shape)
         grad = _cast(grad.flatten(1), shape)
-        found[name] = _weight_gradient(grad, h_NE, weight, getattr(wanted, name))
+        found[name] = _weight_gradient(grad, h_NE, weight, getattr(wanted, name), shape)
         if getattr(w, f"{name}_bias") is not None:
             found[f"{name}_bias"] = grad.sum(0, dtype=weight.dtype)
         h_grad_NE = grad @ _cast(weight, shape) if h_grad_NE is None else h_grad_NE.addmm_(grad, _cast(weight, shape))
@@ -173,8 +176,8 @@ def _cast(tensor: Any, shape: Shape) -> Any:
     return tensor if tensor is None or shape.products is None else tensor.to(shape.products)
 
 
-def _weight_gradient(slope: Tensor, read: Tensor, weight: Tensor, wanted: Any) -> Tensor | None:
-    return (slope.T @ read).to(weight.dtype) if wanted else None
+def _weight_gradient(slope: Tensor, read: Tensor, weight: Tensor, wanted: Any, shape: Shape) -> Tensor | None:
+    return product(slope, read, weight, shape.adds) if wanted else None
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

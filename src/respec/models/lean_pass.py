@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from respec.models.gradients import embedded, in_place
 from respec.models.grids import Layout
 from respec.models.lean_layers import Layer, Shape, Weights, weights_of
 from respec.models.switch import Switch
@@ -45,7 +45,7 @@ def lean_pass(
     """As `packed_pass`; the layers whose `gradient_checkpointing` is set keep their input alone."""
     body: Any = model.base_model
     attention = body.layers[0].self_attn
-    x_NE = F.embedding(token_N, body.embed_tokens.weight)
+    x_NE = embedded(token_N, body.embed_tokens.weight)
     cos, sin = (table[0, :, None].chunk(2, dim=-1)[0] for table in body.rotary_emb(x_NE[None], position_N[None]))
     seen: dict[int, Tensor] = {}
     for index, (layer, weights) in enumerate(zip(body.layers, _weights(model), strict=True)):
@@ -57,6 +57,7 @@ def lean_pass(
             attention.scaling,
             products,
             not layer.gradient_checkpointing,
+            in_place(),
         )
         assert weights is not None, "asked of `takes` before"
         x_NE = _layer(x_NE, cos, sin, layout, shape, *weights)

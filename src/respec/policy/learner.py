@@ -12,6 +12,8 @@ import torch
 
 from respec.config import PolicyConfig
 from respec.errors import CheckpointError, ConfigError, NonFiniteError, TaskError
+from respec.models.gradients import added_in_place, begin
+from respec.models.heap import kept_heap
 from respec.models.load import Policy
 from respec.models.moments import moments, set_moments
 from respec.models.products import fast_float32
@@ -92,6 +94,8 @@ class PolicyLearner:
         self._optimizer_steps = 0
 
     @fast_float32()
+    @added_in_place()
+    @kept_heap()
     def update(
         self,
         samples: Sequence[Sample],
@@ -124,6 +128,7 @@ class PolicyLearner:
             for epoch in range(epochs):
                 for index, mini in enumerate(minibatches):
                     first = len(passes)
+                    begin(self._named.values())
                     for k, batch in enumerate(mini.micro):
                         old_C = None if before is None else before[index][k][0]
                         passes.append(self._learn(batch, mini.counts, old_C, watch if single else None))

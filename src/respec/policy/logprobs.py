@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from transformers import PreTrainedModel
 
+from respec.models.gradients import begun, in_place
 from respec.models.packed_attention import packed_pass
 from respec.types import Batch
 
-# Rows of a chunk's logits that what is made of them, as large again, is made for at once.
-ROWS = 32
+# Logits at once on a CPU: 8 MiB of float32, so that they and what is made of them stay in the processor's cache, and their memory on the heap.
+TILE = 2**21
+LEAST_WIDTH = 512
 
 
 class Watch(Protocol):
@@ -81,10 +83,11 @@ def token_pass(
 
 
 class _HeadLogprob(torch.autograd.Function):
-    """Language-model head and log-softmax together, chunk by chunk; the backward pass computes the logits again.
+    """Language-model head and log-softmax together, some tokens and on a CPU some of the vocabulary at a time; the backward pass computes the logits
+    again.
 
-    d logprob_i / d logit_iv = ([v = target_i] - p_iv) and d entropy_i / d logit_iv = -p_iv (log p_iv + entropy_i), so nothing of a chunk needs
-    keeping but its log-normaliser and its entropy.
+    d logprob_i / d logit_iv = ([v = target_i] - p_iv) and d entropy_i / d logit_iv = -p_iv (log p_iv + entropy_i), so nothing of a tile needs
+    keeping but the tokens' log-normalisers and entropies.
     """
 
     @staticmethod
@@ -101,16 +104,21 @@ class _HeadLogprob(torch.autograd.Function):
         dtype = torch.promote_types(hidden_CE.dtype, torch.float32)
         logprob_C = hidden_CE.new_empty(len(target_C), dtype=dtype)
         entropy_C, norm_C = torch.empty_like(logprob_C), torch.empty_like(logprob_C)
-        room_cV = _room(hidden_CE, weight_VE, min(chunk, len(target_C)))
         for part in _parts(len(target_C), chunk):
-            logit_cV = _logits(hidden_CE[part], weight_VE, temperature, room_cV)
-            target_logit_c = logit_cV.gather(1, target_C[part, None])[:, 0]
-            norm_C[part], entropy_C[part] = _norm_and_entropy(logit_cV)
-            logprob_C[part] = target_logit_c - norm_C[part]
-            if show is not None:
-                show(part, logit_cV.sub_(norm_C[part, None]))
+            seen_cV = None if show is None else logprob_C.new_empty(len(target_C[part]), len(weight_VE))
+            total = _Total(len(target_C[part]), logprob_C)
+            for tile, logit_cv in _tiles(hidden_CE[part], weight_VE, temperature):
+                total.take(logit_cv)
+                inside_c, column_c1 = _within(target_C[part], tile)
+                logprob_C[part] = torch.where(inside_c, logit_cv.gather(1, column_c1)[:, 0], logprob_C[part])
+                if seen_cV is not None:
+                    seen_cV[:, tile] = logit_cv
+            norm_C[part], entropy_C[part] = total.norm_and_entropy()
+            logprob_C[part] -= norm_C[part]
+            if show is not None and seen_cV is not None:
+                show(part, seen_cV.sub_(norm_C[part, None]))
         ctx.save_for_backward(hidden_CE, weight_VE, target_C, norm_C, entropy_C)
-        ctx.temperature, ctx.chunk, ctx.entropy_gradient = temperature, chunk, entropy_gradient
+        ctx.temperature, ctx.chunk, ctx.entropy_gradient, ctx.adds = temperature, chunk, entropy_gradient, in_place()
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropy_C)
         return logprob_C, entropy_C
@@ -119,52 +127,73 @@ class _HeadLogprob(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         scaled_C, spread_C = (gradient / ctx.temperature for gradient in gradients)
         hidden_CE, weight_VE, target_C, norm_C, entropy_C = ctx.saved_tensors
-        hidden_grad_CE = torch.empty_like(hidden_CE)
-        weight_grad_VE = torch.zeros_like(weight_VE) if ctx.needs_input_grad[1] else None
-        room_cV = _room(hidden_CE, weight_VE, min(ctx.chunk, len(target_C)))
+        hidden_grad_CE, weight_grad_VE = torch.zeros_like(hidden_CE), None
+        if ctx.needs_input_grad[1]:
+            weight_grad_VE = begun(weight_VE) if ctx.adds else torch.zeros_like(weight_VE)
         for part in _parts(len(target_C), ctx.chunk):
-            slope_cV = _logits(hidden_CE[part], weight_VE, ctx.temperature, room_cV)
-            slope_cV.sub_(norm_C[part, None])
-            pull_cV = scaled_C[part, None]
-            if ctx.entropy_gradient:
-                pull_cV = pull_cV + spread_C[part, None] * (slope_cV + entropy_C[part, None])
-            slope_cV.exp_().mul_(-pull_cV)
-            slope_cV.scatter_add_(1, target_C[part, None], scaled_C[part, None])
-            slope_cV = slope_cV.to(weight_VE.dtype)
-            hidden_grad_CE[part] = slope_cV @ weight_VE
-            if weight_grad_VE is not None:
-                weight_grad_VE.addmm_(slope_cV.T, hidden_CE[part])
-        return hidden_grad_CE, weight_grad_VE, None, None, None, None, None
+            for tile, slope_cv in _tiles(hidden_CE[part], weight_VE, ctx.temperature):
+                slope_cv.sub_(norm_C[part, None])
+                pull_cv = scaled_C[part, None]
+                if ctx.entropy_gradient:
+                    pull_cv = pull_cv + spread_C[part, None] * (slope_cv + entropy_C[part, None])
+                slope_cv.exp_().mul_(-pull_cv)
+                inside_c, column_c1 = _within(target_C[part], tile)
+                slope_cv.scatter_add_(1, column_c1, torch.where(inside_c, scaled_C[part], 0.0)[:, None])
+                slope_cv = slope_cv.to(weight_VE.dtype)
+                hidden_grad_CE[part].addmm_(slope_cv, weight_VE[tile])
+                if weight_grad_VE is not None:
+                    weight_grad_VE[tile].addmm_(slope_cv.T, hidden_CE[part])
+        return hidden_grad_CE, None if ctx.adds else weight_grad_VE, None, None, None, None, None
 
 
-def _parts(count: int, chunk: int) -> list[slice]:
-    return [slice(begin, begin + chunk) for begin in range(0, count, chunk)]
+class _Total:
+    """Of each row of logits, seen a tile at a time, log sum exp and the entropy of its softmax; with one exponential a logit.
 
-
-def _room(hidden_CE: torch.Tensor, weight_VE: torch.Tensor, rows: int) -> Float[torch.Tensor, "c V"]:
-    """Where one chunk's logits lie after the other: fresh memory would be faulted in for each."""
-    return hidden_CE.new_empty(rows, len(weight_VE), dtype=torch.promote_types(hidden_CE.dtype, weight_VE.dtype))
-
-
-def _logits(
-    hidden_cE: torch.Tensor, weight_VE: torch.Tensor, temperature: float, room_cV: torch.Tensor
-) -> Float[torch.Tensor, "c V"]:
-    logit_cV = torch.mm(hidden_cE, weight_VE.T, out=room_cV[: len(hidden_cE)])
-    logit_cV = logit_cV.to(torch.promote_types(logit_cV.dtype, torch.float32))
-    return logit_cV if temperature == 1.0 else logit_cV.div_(temperature)
-
-
-def _norm_and_entropy(logit_cV: Float[torch.Tensor, "c V"]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each row log sum exp, and the entropy of its softmax; with one exponential a logit.
-
-    With l' = l - max and S = sum exp l', the norm is max + log S, and the entropy log S - (sum exp(l') l') / S.
+    With the highest logit so far m, S = sum exp(l - m) and T = sum exp(l - m) (l - m), the norm is m + log S and the entropy log S - T / S. Where a tile raises m
+    by d, S becomes S exp(-d) and T (T - S d) exp(-d) before it is added (the online softmax of Milakov & Gimelshein 2018, arXiv 1805.02867, with T).
     """
-    norms, entropies = [], []
-    for rows_cV in logit_cV.split(ROWS):
-        highest_c1 = rows_cV.amax(dim=1, keepdim=True)
-        below_cV = rows_cV - highest_c1
-        mass_cV = torch.exp(below_cV)
-        total_c = mass_cV.sum(dim=1)
-        norms.append(total_c.log() + highest_c1[:, 0])
-        entropies.append(total_c.log() - mass_cV.mul_(below_cV).sum(dim=1) / total_c)
-    return torch.cat(norms), torch.cat(entropies)
+
+    def __init__(self, rows: int, like: torch.Tensor) -> None:
+        self._highest_c1 = like.new_full((rows, 1), -torch.inf)
+        self._mass_c1, self._moment_c1 = like.new_zeros(rows, 1), like.new_zeros(rows, 1)
+
+    def take(self, logit_cv: Float[torch.Tensor, "c v"]) -> None:
+        highest_c1 = torch.maximum(self._highest_c1, logit_cv.amax(dim=1, keepdim=True))
+        below_cv = logit_cv - highest_c1
+        mass_cv = torch.exp(below_cv)
+        # nought where there was nothing yet, rather than nought times infinity
+        raised_c1 = (highest_c1 - self._highest_c1).masked_fill_(self._mass_c1 == 0, 0.0)
+        fade_c1 = torch.exp(-raised_c1)
+        self._moment_c1 = (self._moment_c1 - self._mass_c1 * raised_c1) * fade_c1
+        self._mass_c1 = self._mass_c1 * fade_c1 + mass_cv.sum(dim=1, keepdim=True)
+        self._moment_c1 += mass_cv.mul_(below_cv).sum(dim=1, keepdim=True)
+        self._highest_c1 = highest_c1
+
+    def norm_and_entropy(self) -> tuple[Float[torch.Tensor, "c"], Float[torch.Tensor, "c"]]:
+        log_c1 = self._mass_c1.log()
+        return (log_c1 + self._highest_c1)[:, 0], (log_c1 - self._moment_c1 / self._mass_c1)[:, 0]
+
+
+def _parts(count: int, size: int) -> list[slice]:
+    return [slice(begin, min(begin + size, count)) for begin in range(0, count, size)]
+
+
+def _tiles(
+    hidden_cE: torch.Tensor, weight_VE: torch.Tensor, temperature: float
+) -> Iterator[tuple[slice, Float[torch.Tensor, "c v"]]]:
+    """The rows' logits, a slice of the vocabulary at a time; each is gone when the next one comes, as they lie in the same memory."""
+    rows, vocabulary = len(hidden_cE), len(weight_VE)
+    width = min(vocabulary, max(LEAST_WIDTH, TILE // rows)) if hidden_cE.device.type == "cpu" else vocabulary
+    dtype = torch.promote_types(hidden_cE.dtype, weight_VE.dtype)
+    room = hidden_cE.new_empty(rows * width, dtype=dtype)
+    for tile in _parts(vocabulary, width):
+        count = tile.stop - tile.start
+        logit_cv = torch.mm(hidden_cE, weight_VE[tile].T, out=room[: rows * count].view(rows, count))
+        logit_cv = logit_cv.to(torch.promote_types(dtype, torch.float32))
+        yield tile, logit_cv if temperature == 1.0 else logit_cv.div_(temperature)
+
+
+def _within(target_c: Int[torch.Tensor, "c"], tile: slice) -> tuple[Bool[torch.Tensor, "c"], Int[torch.Tensor, "c 1"]]:
+    """Which rows' targets are in a slice of the vocabulary, and their columns there; of the others, its last or first."""
+    inside_c = (target_c >= tile.start) & (target_c < tile.stop)
+    return inside_c, (target_c - tile.start).clamp(0, tile.stop - tile.start - 1)[:, None]

@@ -23,9 +23,9 @@ from respec.models.lean_pass import takes
 # Kept activations may take this share of the memory that is free: what a backward pass makes on its way needs some, too.
 FREE_SHARE = 0.5
 # Bytes. Memory given back has to be faulted in again, a quarter of a second a gigabyte, which a small model's update would feel.
-WORTH_GIVING_BACK = 2**28
-# Bytes, on a CPU: a quarter of what SmolLM2 keeps of its weights, gradients and moments. Products of so many tokens are as fast as of more.
-ACTIVATIONS = 2**29
+WORTH_GIVING_BACK = 2**26
+# Bytes, on a CPU: an eighth of what SmolLM2 keeps of its weights, gradients and moments. Products of so many tokens are as fast as of more.
+ACTIVATIONS = 2**28
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"))
 
 

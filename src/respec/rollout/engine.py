@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from transformers import PreTrainedTokenizerBase
 
 from respec.errors import StaleError, TaskError
-from respec.models.decoder import Decoder
+from respec.models.decoder import Decoder, Spent
 from respec.rollout.draft.protocol import CachingDrafter, Drafter, PolicyDrafter
-from respec.rollout.kv_cache import KVCache, allocated, slots_within
+from respec.rollout.kv_cache import KVCache, allocated, bytes_of, slots_within
 from respec.rollout.lenient import Lenience
 from respec.rollout.planner import Planner, planner_of
 from respec.rollout.randomness import sequence_key
@@ -20,6 +20,8 @@ from respec.rollout.stats import stats_of
 from respec.types import PLAIN, Ask, Mode, Partner, Plan, Rollout, RolloutStats, RoundRecord, Sampling
 
 OnRound = Callable[[RoundRecord], None]
+# Bytes: a smaller one is not worth taking its memory anew in each step.
+LARGE_CACHE = 2**26
 
 
 class Engine:
@@ -84,6 +86,16 @@ class Engine:
             drafter.renew(given[name])
         self._setup.decoder = decoder
 
+    def rest(self) -> None:
+        """Lets the snapshot go, for whoever makes room for an update and will then swap, and the KV cache where it is large. What was drawn, and the drafters'
+        histories, stay. Decoding before the swap raises StaleError."""
+        self._setup.decoder = Spent(self.decoder.shape, self.version)
+        if (
+            self._cache is not None
+            and self._cache.slots * bytes_of(self._cache.shape, self._cache.capacity) >= LARGE_CACHE
+        ):
+            self._cache = None
+
     def rollout(
         self,
         asks: Sequence[Ask],
@@ -123,12 +135,25 @@ class Engine:
         return rollouts, stats_of(done, target, records, time.perf_counter() - began)
 
     def open(self, slots: int, capacity: int, sampling: Sampling, plan: Plan | Planner = PLAIN) -> Session:
-        """A session without end, for requests that come one by one: `slots` at once, each of up to `capacity` tokens, prompt included.
+        """A session without end, for requests that come one by one: `slots` at once, or as many as the budget has room for, each of up to `capacity`
+        tokens, prompt included. The others wait.
 
         Raises CacheError when the cache cannot be had.
         """
-        room = capacity + (self._setup.max_nodes if self.drafters else 0)
-        return Session(self._setup, allocated(self.decoder.shape, slots, room), sampling, planner_of(plan))
+        cache = allocated(self.decoder.shape, self.places(slots, capacity), capacity + self._nodes)
+        return Session(self._setup, cache, sampling, planner_of(plan))
+
+    def places(self, wanted: int, capacity: int) -> int:
+        """How many sequences of that many tokens the budget has room for, `wanted` at the utmost, the caches of drafters counted. Raises CacheError where
+        there is none for one."""
+        drafters = [drafter for drafter in self.drafters.values() if isinstance(drafter, CachingDrafter)]
+        shapes = [self.decoder.shape, *(drafter.kv_shape for drafter in drafters)]
+        return slots_within(self._kv_budget, shapes, wanted, capacity + self._nodes)
+
+    @property
+    def _nodes(self) -> int:
+        """Tokens of a slot for drafts: one that branches lies behind the sequence node by node, however shallow it is."""
+        return self._setup.max_nodes if self.drafters else 0
 
     def _requests(self, asks: Sequence[Ask]) -> list[Request]:
         for ask in asks:
@@ -146,10 +171,8 @@ class Engine:
     def _cache_for(self, requests: Sequence[Request], sampling: Sampling) -> KVCache:
         """The cache of the last rollout if it is large enough, else a new one."""
         capacity = max(request.length + request.under(sampling).max_new_tokens for request in requests)
-        # a branching draft lies behind the sequence node by node, however shallow it is
-        capacity += self._setup.max_nodes if self.drafters else 0
-        shapes = [self.decoder.shape, *(d.kv_shape for d in self.drafters.values() if isinstance(d, CachingDrafter))]
-        slots = slots_within(self._kv_budget, shapes, min(self._setup.max_batch, len(requests)), capacity)
+        slots = self.places(min(self._setup.max_batch, len(requests)), capacity)
+        capacity += self._nodes
         if self._cache is None or self._cache.slots < slots or self._cache.capacity < capacity:
             self._cache = None  # the old one's memory goes before the new one's comes
             self._cache = allocated(self.decoder.shape, slots, capacity)

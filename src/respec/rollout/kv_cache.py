@@ -26,7 +26,7 @@ class KVCache:
 
     def __init__(self, shape: DecodeShape, slots: int, capacity: int) -> None:
         tiles = -(-capacity // TILE)
-        self.slots, self.capacity = slots, tiles * TILE
+        self.shape, self.slots, self.capacity = shape, slots, tiles * TILE
         make = {"dtype": shape.dtype, "device": shape.device}
         # zeros, not empty: PyTorch's attention multiplies masked entries by nought, and a NaN would survive that
         self.keys = [
@@ -134,7 +134,7 @@ def slots_within(budget: int | None, shapes: Sequence[DecodeShape], wanted: int,
     if one > budget:
         raise CacheError(
             f"rollout.kv_cache_mb is {budget / 2**20:g}, but the keys and values of a single sequence of {capacity} tokens take "
-            f"{one / 2**20:.1f} MiB; raise it, or lower rollout.max_new_tokens or the prompts' length"
+            f"{one / 2**20:.1f} MiB; raise it, or lower rollout.max_new_tokens or the prompts' length (where requests are served, max_length)"
         )
     return min(wanted, budget // one)
 

@@ -22,7 +22,7 @@ class Fake:
     """Completion i of a draw has the tokens seed % 97 + 0, 1, 2, ...; drafts are always accepted."""
 
     def __init__(self, talk: Any) -> None:
-        self._talk, self._version = talk, 0
+        self._talk, self._version, self._drafter = talk, 0, 0
 
     def start(self, asked: Any) -> Any:
         if FAULT == "no vllm":
@@ -34,9 +34,13 @@ class Fake:
         return wire.Ready({"vllm": "0.32.0"}, "cpu", True, False, [])
 
     def push(self, asked: Any) -> Any:
-        if FAULT != "keeps old weights":
+        if FAULT == "has no drafter" and asked.drafter:
+            raise RuntimeError("weights of a drafter were sent, and vLLM has none that has any")
+        if FAULT != "keeps old weights" and asked.drafter:
+            self._drafter = asked.version
+        elif FAULT != "keeps old weights":
             self._version = asked.version
-        return wire.Held(self._version)
+        return wire.Held(self._version, self._drafter)
 
     def draw(self, asked: Any) -> Any:
         print("the fake is drawing")
@@ -67,7 +71,8 @@ class Fake:
             said = self._talk.ask(wire.Round(len(going), 0, left, emitted, counts, counts, 0.01, 9.0, step == 0))
             drafts, depth, step = depth, said.depth, step + 1
         version = self._version + (FAULT == "stamps another version")
-        return wire.Drawn(version, made, sum(len(want.prompt) for want in asked.asked))
+        drafter = self._drafter + (FAULT == "stamps another drafter")
+        return wire.Drawn(version, drafter, made, sum(len(want.prompt) for want in asked.asked))
 
     def abort(self) -> None:
         """Nothing is under way."""

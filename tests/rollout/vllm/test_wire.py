@@ -15,6 +15,7 @@ from respec.rollout.vllm.worker.wire import (
     Draw,
     Drawn,
     Failed,
+    Held,
     Push,
     Ready,
     Round,
@@ -27,11 +28,13 @@ from respec.rollout.vllm.worker.wire import (
 MESSAGES = [
     Start("m", 0, "bfloat16", 64, 8, 0, 2, 1, 0.4, False, True, {"method": "ngram", "num_speculative_tokens": 4}, True),
     Push("/w", 3),
-    Draw(3, [Asked([1, 2], 4, 1.0, 2**63 - 1), Asked([3], 5, 0.0, 0)], ["\n"], [0], 4),
+    Push("/w", 2, True),
+    Held(3, 2),
+    Draw(3, 2, [Asked([1, 2], 4, 1.0, 2**63 - 1), Asked([3], 5, 0.0, 0)], ["\n"], [0], 4),
     Depth(2),
     Ready({"vllm": "0.32.0"}, "cpu", True, False, ["temperatures"]),
     Round(2, 1, 3, 5, [2, 1], [1, 0], 0.01, 12.5, False),
-    Drawn(3, [Completion([1, 2], [-0.1, -2.0], [0.3, 0.4], [0, 1], [False, True])], 3),
+    Drawn(3, 2, [Completion([1, 2], [-0.1, -2.0], [0.3, 0.4], [0, 1], [False, True])], 3),
     Failed("RuntimeError", 'a "quoted"\nline'),
 ]
 
@@ -62,7 +65,7 @@ def test_what_is_no_message_is_refused(line):
 
 def test_the_worker_needs_nothing_of_respec_and_no_more_than_vllm_brings():
     """Its environment has vLLM, torch and safetensors, and need not have respec, numpy aside."""
-    allowed = set(sys.stdlib_module_names) | {"vllm", "torch", "safetensors", "wire", "inside"}
+    allowed = set(sys.stdlib_module_names) | {"vllm", "torch", "safetensors", "wire", "inside", "drafts"}
     for path in SCRIPT.parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

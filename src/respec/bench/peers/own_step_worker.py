@@ -79,6 +79,7 @@ def step(setup: Setup, done: int) -> dict[str, Any]:
     rewards = distinct_words([rollout.text for rollout in rollouts])
     scored = [ScoredRollout(r, value, {"words": value}) for r, value in zip(rollouts, rewards, strict=True)]
     samples = advantages(scored, resolve(setup.config).estimator)
+    setup.engine.rest()
     update = setup.learner.update(samples, setup.sampling.temperature)
     swap(setup.engine, setup.policy, "auto", version=done + 1)
     for drafter in setup.engine.drafters.values():

@@ -42,14 +42,14 @@ class _Progress:
 
 class EagleDrafter:
     """Drafts with a snapshot of a head in `dtype`; `adopt` takes a newer one. `version` is the drafter's update counter, `learned_from` that of
-    the policy whose laws it learned last.
+    the policy whose laws it learned last. With `keeps` every snapshot has its weights by name as well.
     """
 
     name = "eagle"
 
-    def __init__(self, head: EagleHead, dtype: torch.dtype, version: int = 0) -> None:
+    def __init__(self, head: EagleHead, dtype: torch.dtype, version: int = 0, keeps: bool = False) -> None:
         self.version, self.learned_from = version, 0
-        self._decoder = EagleDecoder(head, dtype)
+        self._decoder = EagleDecoder(head, dtype, keeps=keeps)
         self._cache: KVCache | None = None
         self._progress: dict[int, _Progress] = {}
 

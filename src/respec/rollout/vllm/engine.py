@@ -16,17 +16,18 @@ from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerBase
 
 from respec.errors import ConfigError, StaleError, TaskError, VllmError
+from respec.rollout.draft.eagle import EagleDrafter
 from respec.rollout.engine import OnRound
-from respec.rollout.planner import DepthPlanner, Planner, planner_of
+from respec.rollout.planner import Planner, planner_of
 from respec.rollout.randomness import sequence_key
 from respec.rollout.request import Request
 from respec.rollout.stopping import Stopping
+from respec.rollout.vllm.conversation import Conversation
 from respec.rollout.vllm.process import Worker
 from respec.rollout.vllm.worker.wire import Asked, Completion, Depth, Done, Draw, Drawn, Held, Push, Round, Sleep, Wake
 from respec.types import (
     PLAIN,
     Ask,
-    Load,
     Partner,
     Plan,
     Proposer,
@@ -34,7 +35,6 @@ from respec.types import (
     RolloutStats,
     RoundRecord,
     Sampling,
-    Version,
 )
 
 PROPOSERS = {"ngram": Proposer.NGRAM, "suffix": Proposer.SUFFIX, "model": Proposer.MODEL, "eagle": Proposer.EAGLE}
@@ -46,7 +46,8 @@ class VllmEngine:
     """Draws with a worker's vLLM, which holds the policy's weights of `version`. `push` is called by the weight door only.
 
     `drafter` is the one that vLLM was started with, "off" for none, and drafts `depth` tokens at most; where it cannot be `steered` from step
-    to step, it drafts as many always. `drafters` is empty: none is of ours.
+    to step, it drafts as many always. `head` is what its `eagle` was started with, and keeps its weights by name: vLLM follows it, from one draw to
+    the next. It is the one drafter of ours that there is, and never drafts itself.
     """
 
     def __init__(
@@ -62,17 +63,25 @@ class VllmEngine:
         depth: int = 0,
         steered: bool = False,
         sleeps: bool = False,
+        head: EagleDrafter | None = None,
     ) -> None:
         self._worker, self._tokenizer, self._eos, self._seed = worker, tokenizer, eos_token_ids, seed
         self._version, self._limit_s, self.max_batch = version, limit_s, max_batch
         self.drafter, self.depth, self.steered = drafter, depth, steered
-        self.drafters: Mapping[str, Any] = {}
+        self.drafters: Mapping[str, Any] = {} if head is None else {head.name: head}
+        self._head, self._drafting = head, None if head is None else head.snapshot
+        self._drafter_version = 0
         self._sleeps, self._asleep = sleeps, False
 
     @property
     def version(self) -> int:
         """The policy version that decodes."""
         return self._version
+
+    @property
+    def drafter_version(self) -> int:
+        """That of the drafter's weights in vLLM; 0 for those it was started with, and for a drafter without any."""
+        return self._drafter_version
 
     def push(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         """Gives vLLM newer weights, by the names that a checkpoint has them under; its prefix cache is dropped with the old ones.
@@ -81,16 +90,42 @@ class VllmEngine:
         """
         if version <= self._version:
             raise StaleError(f"vLLM decodes with policy version {self._version}; version {version} is not newer")
+        self._version = self._send(weights, version, drafter=False)
+        self._follow()
+
+    def push_drafter(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        """Gives vLLM's drafter other weights, a head's or a draft model's by the names of its checkpoint; what stays may be left out. A version may be
+        an older one that did better.
+
+        Raises VllmError when vLLM then computes by others, or says that it holds others, and where its drafter has none.
+        """
+        self._drafter_version = self._send(weights, version, drafter=True)
+
+    def _follow(self) -> None:
+        """Has vLLM draft by the head that has come in by the sentinel's door, or come back."""
+        head = self._head
+        if head is None or head.snapshot is self._drafting:
+            return
+        assert head.snapshot.by_name is not None, "a head that vLLM follows keeps its weights by name"
+        self.push_drafter(head.snapshot.by_name, head.version)
+        self._drafting = head.snapshot
+
+    def _send(self, weights: Mapping[str, torch.Tensor], version: int, drafter: bool) -> int:
+        """Hands weights over by a file, in memory where there is room for files; the version that vLLM then holds."""
         self._awake()
-        path = self._worker.folder / f"{version}.safetensors"
-        save_file(dict(weights), path, {"version": str(version)})
+        kind = "drafter" if drafter else "policy"
+        path = self._worker.folder / f"{kind}-{version}.safetensors"
+        save_file({name: weight.contiguous() for name, weight in weights.items()}, path, {"version": str(version)})
         try:
-            held = self._worker.ask(Push(str(path), version), self._limit_s, Held).version
+            said = self._worker.ask(Push(str(path), version, drafter), self._limit_s, Held)
         finally:
             path.unlink(missing_ok=True)
+        held = said.drafter if drafter else said.version
         if held != version:
-            raise VllmError(f"vLLM was given the weights of version {version} and says it holds those of {held}")
-        self._version = version
+            raise VllmError(
+                f"vLLM was given the {kind}'s weights of version {version} and says it holds those of {held}"
+            )
+        return held
 
     def rest(self) -> None:
         """Lets vLLM give its memory back until it is next asked for something, where the build can. Weights wait in the machine's memory, a drafter's
@@ -123,16 +158,18 @@ class VllmEngine:
         requests = self._requests(asks)
         if not requests:
             return (), _stats((), [], 0.0, 0)
-        conversation = _Conversation(self, planner, requests, sampling, on_round)
+        conversation = Conversation(self, planner, requests, sampling, on_round)
         self._awake()
+        self._follow()
         eos = () if endless else self._eos
         self._worker.tell(self._draw(requests, sampling, eos, conversation.first()))
         while isinstance(said := self._worker.hear(self._limit_s, Round, Drawn), Round):
             self._worker.tell(Depth(conversation.next(said)))
-        if said.version != self._version or len(said.completions) != len(requests):
+        held, wanted = (said.version, said.drafter), (self._version, self._drafter_version)
+        if held != wanted or len(said.completions) != len(requests):
             raise VllmError(
-                f"vLLM drew {len(said.completions)} completions with the weights of version {said.version}; asked for were {len(requests)} of "
-                f"version {self._version}"
+                f"vLLM drew {len(said.completions)} completions with the weights of versions {held} (policy, drafter); asked for were {len(requests)} of "
+                f"versions {wanted}"
             )
         stopping = Stopping(self._tokenizer, eos, sampling)
         proposer = PROPOSERS.get(self.drafter, Proposer.TARGET)
@@ -160,7 +197,7 @@ class VllmEngine:
             for request in requests
         ]  # fmt: skip
         ends = sorted({*eos, *sampling.stop_token_ids})
-        return Draw(self._version, asked, list(sampling.stop), ends, depth)
+        return Draw(self._version, self._drafter_version, asked, list(sampling.stop), ends, depth)
 
     def _fill(self, request: Request, completion: Completion, proposer: Proposer, stopping: Stopping) -> None:
         """Takes the tokens over up to where our own rules end the completion: a draft may have gone on past it."""
@@ -175,72 +212,6 @@ class VllmEngine:
             # a stop string of special tokens, which vLLM sees and a decoded tail does not
             request.finish = "stop"
         request.text = stopping.text(request)
-
-
-class _Conversation:
-    """The steps of one draw: what the planner is asked and told, and what is answered to vLLM."""
-
-    def __init__(
-        self,
-        engine: VllmEngine,
-        planner: DepthPlanner,
-        requests: Sequence[Request],
-        sampling: Sampling,
-        on_round: OnRound | None,
-    ) -> None:
-        self._engine, self._planner, self._on_round = engine, planner, on_round
-        self._sampling, self._requests = sampling, requests
-        self.records: list[RoundRecord] = []
-        self.prefill_s = 0.0
-        # the plan of the drafts that the step under way verifies, and of those that it makes
-        self._verified, self._drafting = PLAIN, PLAIN
-        self._predicted = 0.0
-
-    def first(self) -> int:
-        """How deep the step that reads the prompts is to draft."""
-        return self._plan(len(self._requests), float(np.mean([request.length for request in self._requests])))
-
-    def next(self, said: Round) -> int:
-        """Takes a step's record; says how deep the next is to draft."""
-        whole = 0.0 if said.fresh else said.seconds
-        self.prefill_s += said.seconds - whole
-        record = RoundRecord(
-            active=said.active, waiting=said.waiting, plan=self._verified, drafted=sum(said.drafted), accepted=sum(said.accepted),
-            emitted=said.emitted, draft_s=0.0, verify_s=whole, overhead_s=0.0, context=said.context, predicted=self._predicted,
-            drafted_D=tuple(said.drafted), tested_D=_tested(said.drafted, said.accepted), accepted_D=tuple(said.accepted),
-        )  # fmt: skip
-        self.records.append(record)
-        if not said.fresh:
-            self._planner.observe(record)
-        if self._on_round is not None:
-            self._on_round(record)
-        self._verified = self._drafting
-        return self._plan(said.left, said.context) if said.left else 0
-
-    def _plan(self, left: int, context: float) -> int:
-        """Asks the planner about the load as far as it is known: that so many completions are not finished."""
-        engine, limit = self._engine, self._sampling.max_new_tokens
-        active = min(left, engine.max_batch)
-        load = Load(active, left - active, context, (limit,) * active, Version(engine.version))
-        self._drafting, self._predicted = self._planner.plan(load), self._planner.predicted
-        if self._drafting.n and self._drafting.drafter != engine.drafter:
-            raise ConfigError(
-                f"the plan drafts with '{self._drafting.drafter}', vLLM was started with drafter '{engine.drafter}'"
-            )
-        if not engine.steered and engine.drafter != "off":
-            if not self._drafting.n:
-                raise ConfigError(
-                    f"vLLM cannot leave off drafting with '{engine.drafter}' while it runs; set run.compare_plain_every = 0, or take drafter 'ngram'"
-                )
-            self._drafting = Plan(engine.drafter, engine.depth, 1, engine.depth)
-        return self._drafting.s if self._drafting.n else 0
-
-
-def _tested(drafted_D: Sequence[int], accepted_D: Sequence[int]) -> tuple[int, ...]:
-    """Sequences whose draft was that deep with all above it accepted: vLLM counts the two apart, and the smaller is taken."""
-    return tuple(
-        drafted if depth == 0 else min(drafted, accepted_D[depth - 1]) for depth, drafted in enumerate(drafted_D)
-    )
 
 
 def _refuse(asks: Sequence[Ask], sampling: Sampling, partner: Partner | None) -> None:

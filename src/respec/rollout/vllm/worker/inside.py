@@ -6,8 +6,10 @@ vLLM imports this file by name in each of its processes.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Any
 
+import drafts  # pyright: ignore[reportMissingImports]
 import torch
 from safetensors import safe_open
 from vllm import version  # pyright: ignore
@@ -46,10 +48,10 @@ def expand(
     return torch.where(x == replace_from, replace_to, x).to(x.dtype).repeat_interleave(each, output_size=count)
 
 
-def repack_heads(model: Any) -> None:
+def repack(model: Any) -> None:
     """Has the packed copy made anew that a CPU multiplies a head by. vLLM's reload does not process a head that is tied to the embeddings (it says so
     among its limits): the copy would stay that of the weights it was started with."""
-    for layer in model.modules():
+    for layer in model.modules() if current_platform.is_cpu() else ():
         if isinstance(layer, ParallelLMHead):
             layer.quant_method.process_weights_after_loading(layer)
 
@@ -62,29 +64,48 @@ def mended() -> list[str]:
     return ["temperatures of drafted tokens (the CPU build of 0.32 reads them from memory nobody wrote)"]
 
 
+def keep_apart() -> None:
+    """A drafter's weights are its own, so that what is pushed to it stays out of the target."""
+    with suppress(ImportError, AttributeError):
+        # where vLLM has it under another name, a drafter that shares is refused when it is pushed
+        from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer as Base  # pyright: ignore
+
+        Base._maybe_share_embeddings = drafts.apart(Base._maybe_share_embeddings, "has_own_embed_tokens")
+        Base._maybe_share_lm_head = drafts.apart(Base._maybe_share_lm_head, "has_own_lm_head")
+
+
 Sampler.gather_logprobs = staticmethod(gather_with_entropy)
 MENDED = mended()
+keep_apart()
 
 
 class Extension:
     """Methods that vLLM adds to each of its workers; called over its `collective_rpc` with plain values only."""
 
     respec_version = -1
+    respec_drafter = 0
 
-    def respec_push(self, path: str, version: int) -> int:
-        """Takes the weights in the file; the version of its metadata must be the one announced."""
+    def respec_push(self, path: str, version: int, drafter: bool) -> None:
+        """Takes the weights in the file, the policy's or the drafter's; the version of its metadata must be the one announced."""
         worker: Any = self
         with safe_open(path, framework="pt") as file:
             stamped = int(file.metadata()["version"])
             if stamped != version:
                 raise RuntimeError(f"the weights in '{path}' are of version {stamped}, announced was {version}")
             names = list(file.keys())
+            if drafter:
+                drafts.replace(worker, {name: file.get_tensor(name) for name in names}, repack)
+                self.respec_drafter = version
+                return
             worker.reload_weights(weights_iterator=((name, file.get_tensor(name)) for name in names))
-        if current_platform.is_cpu():
-            repack_heads(worker.get_model())
+        repack(worker.get_model())
         self.respec_version = version
-        return version
 
-    def respec_held(self) -> int:
-        """The version of the weights in use; -1 for those it was started with."""
-        return self.respec_version
+    def respec_held(self) -> tuple[int, int]:
+        """The versions in use, the policy's and the drafter's; -1 and 0 for those it was started with."""
+        return self.respec_version, self.respec_drafter
+
+    def respec_depth(self, depth: int) -> None:
+        """Has the drafter take this for the depth that it was made for."""
+        worker: Any = self
+        worker.model_runner.drafter.num_speculative_tokens = depth

@@ -48,6 +48,8 @@ class Vllm:
         self._batch = 0
         self._first, self._count = -1, 0
         self._drafts: Any = None
+        # its suffix decoding holds that the depth is the one that it was made for
+        self._asserts = False
 
     def start(self, asked: Start) -> Ready:
         os.environ |= _environment(asked)
@@ -77,6 +79,9 @@ class Vllm:
             "speculative_config": asked.speculation, "disable_log_stats": False, "worker_extension_cls": "inside.Extension",
             "enable_sleep_mode": asked.sleeps and not on_cpu,
         }  # fmt: skip
+        if asked.speculation is not None:
+            # else a head's drafts come a step later than they are told how deep to be
+            settings["async_scheduling"] = False
         if on_cpu:
             # where a prompt is read in parts it winds a seeded request's generator back, which those of a CPU cannot do
             settings |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(STEP_TOKENS, asked.context)}
@@ -84,15 +89,18 @@ class Vllm:
             settings["gpu_memory_utilization"] = asked.gpu_share
         self._engine = LLMEngine.from_engine_args(EngineArgs(**settings), stat_loggers=[Listen])
         self._batch, self._first = asked.batch, asked.version
+        self._asserts = asked.speculation is not None and asked.speculation["method"] == "suffix"
         versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
         versions["vllm"] = __import__("vllm").__version__
         steers = asked.speculation is not None and self._table() is not None
         return Ready(versions, "cpu" if on_cpu else "cuda", steers, asked.sleeps and not on_cpu, inside.MENDED)
 
     def push(self, asked: Push) -> Held:
-        self._engine.collective_rpc("respec_push", args=(asked.path, asked.version))
-        self._engine.reset_prefix_cache()
-        return Held(self._held())
+        """Takes weights over; no key of older ones is read again, a drafter's keys lie beside the target's."""
+        self._engine.collective_rpc("respec_push", args=(asked.path, asked.version, asked.drafter))
+        if not self._engine.reset_prefix_cache():
+            raise RuntimeError("vLLM did not drop its prefix cache, which holds keys of the weights before these")
+        return Held(*self._held())
 
     def sleep(self, _: Sleep) -> Done:
         self._engine.sleep(level=1)
@@ -106,8 +114,10 @@ class Vllm:
     def draw(self, asked: Draw) -> Drawn:
         """Steps vLLM until all is drawn; tells every step, and hears how deep the next is to draft."""
         held = self._held()
-        if held != asked.version:
-            raise RuntimeError(f"version {asked.version} was to draw, vLLM holds version {held}")
+        if held != (asked.version, asked.drafter):
+            raise RuntimeError(
+                f"versions {(asked.version, asked.drafter)} (policy, drafter) were to draw, vLLM holds {held}"
+            )
         made = {name: Completion([], [], [], [], []) for name in self._ask(asked)}
         lengths = {name: len(one.prompt) for name, one in zip(made, asked.asked, strict=True)}
         left, step, depth = len(made), 0, asked.depth
@@ -129,7 +139,7 @@ class Vllm:
         empty = sum(not one.tokens for one in made.values())
         if empty:
             raise RuntimeError(f"{empty} of {len(made)} completions came back empty")
-        return Drawn(self._held(), list(made.values()), sum(lengths.values()))
+        return Drawn(*self._held(), list(made.values()), sum(lengths.values()))
 
     def abort(self) -> None:
         """Lets go of what a draw that failed has left."""
@@ -152,11 +162,13 @@ class Vllm:
             self._engine.add_request(names[-1], {"prompt_token_ids": one.prompt}, sampling)
         return names
 
-    def _held(self) -> int:
-        held = set(self._engine.collective_rpc("respec_held"))
+    def _held(self) -> tuple[int, int]:
+        """Versions of the policy and the drafter."""
+        held = set(map(tuple, self._engine.collective_rpc("respec_held")))
         if len(held) > 1:
             raise RuntimeError(f"vLLM's processes hold weights of different versions: {sorted(held)}")
-        return self._first if held == {-1} else held.pop()
+        version, drafter = held.pop()
+        return self._first if version == -1 else version, drafter
 
     def _table(self) -> Any:
         """The scheduler, where it can be told how deep to draft from step to step: vLLM has a table by batch size, made once; it is in this
@@ -167,7 +179,10 @@ class Vllm:
     def _steer(self, depth: int) -> None:
         scheduler = self._table()
         if scheduler is not None:
-            scheduler.dynamic_sd_lookup = [min(depth, scheduler.num_spec_tokens)] * (self._batch + 1)
+            depth = min(depth, scheduler.num_spec_tokens)
+            scheduler.dynamic_sd_lookup = [depth] * (self._batch + 1)
+            if self._asserts:
+                self._engine.collective_rpc("respec_depth", args=(depth,))
 
     def _of_drafts(self) -> tuple[list[int], list[int]]:
         """By depth, how many sequences had a draft in the last step, and how many had it accepted."""

@@ -38,10 +38,11 @@ class Start:
 
 @dataclass(frozen=True)
 class Push:
-    """Weights in the safetensors file `path`, whose metadata has the same `version`."""
+    """Weights in the safetensors file `path`, whose metadata has the same `version`: the policy's, or the `drafter`'s."""
 
     path: str
     version: int
+    drafter: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,11 @@ class Asked:
 
 @dataclass(frozen=True)
 class Draw:
-    """Completions to be drawn together, by the weights of `version`. `depth` is the first answer to a Round, before there is one."""
+    """Completions to be drawn together, by the policy's weights of `version` and the drafter's of `drafter`. `depth` is the first answer to a
+    Round, before there is one."""
 
     version: int
+    drafter: int
     asked: list[Asked]
     stop: list[str]
     stop_token_ids: list[int]
@@ -95,9 +98,10 @@ class Ready:
 
 @dataclass(frozen=True)
 class Held:
-    """The version of the weights that every process of vLLM's says it holds."""
+    """The versions of the weights that every process of vLLM's says it holds: the policy's and the drafter's, which is 0 for what it was started with."""
 
     version: int
+    drafter: int
 
 
 @dataclass(frozen=True)
@@ -129,9 +133,10 @@ class Completion:
 
 @dataclass(frozen=True)
 class Drawn:
-    """All of a Draw's completions, in its order, and the version of the weights that drew them."""
+    """All of a Draw's completions, in its order, and the versions of the weights that drew them."""
 
     version: int
+    drafter: int
     completions: list[Completion]
     prompt_tokens: int
 
