@@ -6,21 +6,25 @@ python benchmarks/algorithms_table.py benchmarks/results/algorithms.json > docs/
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from short_runs import SPIKE, WINDOW, gain
 from short_table import Runs, mean, recorded, rewards
 
 PICTURE = Path("docs/algorithms.svg")
+SURE = 3
 
 
 def main(path: str) -> None:
     result = recorded(path)
     print("# The named algorithms, side by side\n")
     print(
-        f"The demo model on chains of sums, {result.seeds} seeds each, one thread, {result.budget:,} generated tokens a run (the step that passes it is the "
+        f"The demo model on chains of sums; seeds of each: {result.seeds}; one thread, {result.budget:,} generated tokens a run (the step that passes it is the "
         f"last); {result.items} held-out items at temperature 1, before and after. {result.where}. Written by `benchmarks/algorithms.py`.\n"
     )
+    clear = sum(gained > SURE * error for gained, error in map(gain, result.named.values()))
+    print(f"**{clear} of {len(result.named)} gain more than {SURE} standard errors.**\n")
     print(
         "Gain: mean over the seeds ± its standard error (of the items drawn, or of the seeds' spread where that is more). Worst drop: how far the mean "
         f"reward of {WINDOW} steps fell below its best before, the worst seed. Spikes: steps whose gradient is not finite or over {SPIKE:g} times the run's "
@@ -33,10 +37,17 @@ def main(path: str) -> None:
     for name, runs in result.named.items():
         print(_row(name, runs))
     print(f"\n![Reward over tokens]({PICTURE.name})\n")
-    print("Settings beside the preset and `examples/demo.toml`:\n")
-    for name, runs in result.named.items():
-        print(f"- `{name}`: {', '.join(f'`{setting}`' for setting in runs[0]['settings'][1:])}")
+    settings = {name: runs[0]["settings"][1:] for name, runs in result.named.items()}
+    shared = [setting for setting in settings["grpo"] if all(setting in own for own in settings.values())]
+    print(f"Settings beside the preset and `examples/demo.toml`: {_listed(shared)}; and\n")
+    for name, own in settings.items():
+        if further := [setting for setting in own if setting not in shared]:
+            print(f"- `{name}`: {_listed(further)}")
     rewards(result, PICTURE)
+
+
+def _listed(settings: Sequence[str]) -> str:
+    return ", ".join(f"`{setting}`" for setting in settings)
 
 
 def _row(name: str, runs: Runs) -> str:

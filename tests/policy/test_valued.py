@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -105,3 +106,15 @@ def test_the_critics_targets_have_a_lambda_of_their_own() -> None:
     np.testing.assert_array_equal(same.advantage_T, decoupled.advantage_T)
     np.testing.assert_allclose(same.return_T, item.value_T + gae(item, 1.0, 0.9))
     np.testing.assert_allclose(decoupled.return_T, item.value_T + gae(item, 1.0, 1.0))
+
+
+def test_over_turns_too_they_do_and_at_one_they_are_what_was_to_come() -> None:
+    """Without discounts the target of a token is what its turn and those after it earned, whatever the critic expected."""
+    item = dataclasses.replace(course(6), turn_T=np.array([0, 0, 1, 2, 2, 2]))
+    same, decoupled = (VALUED["bi_level_gae"](item, CriticConfig(lam=0.9, return_lam=at)) for at in (None, 1.0))
+    np.testing.assert_array_equal(same.advantage_T, decoupled.advantage_T)
+    np.testing.assert_allclose(same.return_T, item.value_T + same.advantage_T)
+    earned_K = np.array([item.reward_T[:2].sum(), item.reward_T[2], item.reward_T[3:].sum()])
+    to_come_K = earned_K[::-1].cumsum()[::-1]
+    np.testing.assert_allclose(decoupled.return_T, to_come_K[item.turn_T], rtol=1e-12, atol=1e-12)
+    assert not np.allclose(same.return_T, decoupled.return_T)

@@ -79,9 +79,7 @@ def _swept(delta_T: Steps, keep_T: Steps) -> Steps:
 
 
 def _gae(course: Course, config: CriticConfig) -> Judged:
-    """With another λ for the critic's targets than for the advantages: decoupled GAE (VC-PPO, arXiv 2503.01491)."""
-    return_lam = config.lam if config.return_lam is None else config.return_lam
-    return Judged(gae(course, config.gamma, config.lam), course.value_T + gae(course, config.gamma, return_lam))
+    return _decoupled(course, config, lambda lam: gae(course, config.gamma, lam))
 
 
 def _vtrace(course: Course, config: CriticConfig) -> Judged:
@@ -91,17 +89,18 @@ def _vtrace(course: Course, config: CriticConfig) -> Judged:
 def _bi_level(course: Course, config: CriticConfig) -> Judged:
     turn_T = np.zeros(len(course.reward_T), np.int64) if course.turn_T is None else course.turn_T
     reward_K = np.bincount(turn_T, course.reward_T)
-    advantage_T = bi_level_gae(
-        reward_K,
-        course.value_T,
-        turn_T,
-        config.turn_gamma,
-        config.turn_lam,
-        config.gamma,
-        config.lam,
-        course.after,
-    )
-    return Judged(advantage_T, course.value_T + advantage_T)
+
+    def estimate(lam: float) -> Steps:
+        turns, tokens = (config.turn_gamma, config.turn_lam), (config.gamma, lam)
+        return bi_level_gae(reward_K, course.value_T, turn_T, *turns, *tokens, course.after)
+
+    return _decoupled(course, config, estimate)
+
+
+def _decoupled(course: Course, config: CriticConfig, estimate: Callable[[float], Steps]) -> Judged:
+    """With another λ over tokens for the critic's targets than for the advantages: decoupled GAE (VC-PPO, arXiv 2503.01491)."""
+    return_lam = config.lam if config.return_lam is None else config.return_lam
+    return Judged(estimate(config.lam), course.value_T + estimate(return_lam))
 
 
 VALUED: dict[str, Callable[[Course, CriticConfig], Judged]] = {
