@@ -26,9 +26,10 @@ class Trials:
 
     def wanted(self, plans: Sequence[Plan], confidence: Confidence | None, shuts: Callable[[str], bool]) -> int | None:
         """Which of the plans to try next, if one is to be: the deepest chain, up to a depth, of a drafter that is not known."""
-        for name in confidence.drafters if confidence is not None else ():
-            known = confidence is None or confidence.known(name) >= KNOWN
-            if known or self.rounds.get(name, 0) >= ROUNDS or shuts(name):
+        if confidence is None:
+            return None
+        for name in confidence.drafters:
+            if confidence.known(name) >= KNOWN or self.rounds.get(name, 0) >= ROUNDS or shuts(name):
                 continue
             chains = [i for i, plan in enumerate(plans) if (plan.drafter, plan.t) == (name, 1) and plan.s <= DEPTH]
             if chains:
